@@ -1,0 +1,127 @@
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bindings/bindings.h"
+#include "bindings/errors.h"
+#include "bindings/holders.h"
+#include "transfer/engine.h"
+
+namespace py = pybind11;
+
+namespace kvo {
+
+namespace {
+
+using Ids = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
+
+// Up to here a call is shorter than getting the GIL back may take.
+constexpr std::size_t kKeepGilIds = 1024;
+constexpr double kForeverSeconds = 1e9;
+
+Deadline deadline_in(double seconds) {
+  return std::chrono::steady_clock::now() +
+         std::chrono::microseconds(static_cast<std::int64_t>(std::clamp(seconds, 0.0, kForeverSeconds) * 1e6));
+}
+
+struct Mark {  // a point in a caller's stream
+  std::shared_ptr<Event> event;
+};
+
+std::span<const std::int64_t> view(const Ids& ids) { return {ids.data(), static_cast<std::size_t>(ids.size())}; }
+
+TransferHandle submit(Engine& engine, bool store, int group, const Ids& blocks, const Ids& slots, std::int64_t skip_blocks,
+                      StreamHandle stream, const Mark* after, std::int64_t job) {
+  const Request request{group, view(blocks), view(slots), skip_blocks};
+  SubmitOptions options{store ? Direction::store : Direction::load, job, stream, after ? after->event : nullptr};
+  auto call = [&] { return engine.submit(request, options); };
+  if (request.blocks.size() <= kKeepGilIds) return value_or_throw(call());
+  std::optional<Result<TransferHandle>> submitted;
+  {
+    py::gil_scoped_release release;
+    submitted.emplace(call());
+  }
+  return value_or_throw(std::move(*submitted));
+}
+
+py::object result_of(const TransferHandle& handle) {
+  if (!handle.lane->done(*handle.transfer)) return py::none();
+  const TransferResult& result = handle.transfer->result;
+  return py::make_tuple(result.ok, result.bytes, result.seconds, result.path, result.status.message());
+}
+
+py::list poll(Engine& engine) {
+  py::list out;
+  for (const auto& transfer : value_or_throw(engine.poll())) {
+    const TransferResult& result = transfer->result;
+    out.append(py::make_tuple(transfer->job, result.ok, result.bytes, result.seconds, result.status.message()));
+  }
+  return out;
+}
+
+py::dict stats_of(Engine& engine, Direction direction) {
+  const LaneStats stats = engine.stats(direction);
+  py::dict out;
+  out["transfers"] = stats.transfers;
+  out["failures"] = stats.failures;
+  out["bytes"] = stats.bytes;
+  out["seconds"] = stats.seconds;
+  out["rejected"] = stats.rejected;
+  out["unfinished"] = stats.unfinished;
+  return out;
+}
+
+template <class Call>
+void without_gil(Call call) {
+  Status status;
+  {
+    py::gil_scoped_release release;
+    status = call();
+  }
+  throw_if_error(status);
+}
+
+void bind_handle(py::module_& m) {
+  py::class_<Mark>(m, "Mark", "A point in a caller's stream, for `after=`.");
+  py::class_<TransferHandle>(m, "TransferHandle")
+      .def("before", [](TransferHandle& handle, StreamHandle stream, double timeout_seconds) {
+             without_gil([&] { return handle.lane->before(*handle.transfer, stream, deadline_in(timeout_seconds)); });
+           })
+      .def("done", [](TransferHandle& handle) { return handle.lane->done(*handle.transfer); })
+      .def("wait", [](TransferHandle& handle, double timeout_seconds) {
+             without_gil([&] { return handle.lane->wait(*handle.transfer, deadline_in(timeout_seconds)); });
+           })
+      .def("cancel", [](TransferHandle& handle) { return handle.lane->cancel(*handle.transfer); })
+      .def("result", &result_of);
+}
+
+}  // namespace
+
+void bind_transfer(py::module_& m) {
+  bind_handle(m);
+  py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
+      .def(py::init([](std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, std::vector<GroupGeometry> groups,
+                       std::int64_t queue_depth) {
+        return owned_by_python(
+            value_or_throw(Engine::create(std::move(device), std::move(arena), std::move(groups), queue_depth)));
+      }))
+      .def("mark", [](Engine& engine, StreamHandle stream) { return Mark{value_or_throw(engine.mark(stream))}; })
+      .def("submit", &submit, py::arg("store"), py::arg("group"), py::arg("blocks"), py::arg("slots"),
+           py::arg("skip_blocks"), py::arg("stream"), py::arg("after").none(true), py::arg("job"))
+      .def("poll", &poll)
+      .def("stats", [](Engine& engine) {
+             py::dict out;
+             out["store"] = stats_of(engine, Direction::store);
+             out["load"] = stats_of(engine, Direction::load);
+             return out;
+           })
+      .def("slot_address", [](const Engine& engine, int group, std::int64_t slot) {
+             return reinterpret_cast<std::uintptr_t>(engine.slot_address(group, slot));
+           })
+      .def_property_readonly("ready_bytes", &Engine::ready_bytes)
+      .def("close", [](Engine& engine, double timeout_seconds) {
+        without_gil([&] { return engine.close(deadline_in(timeout_seconds)); });
+      });
+}
+
+}  // namespace kvo

@@ -1,0 +1,13 @@
+// The module is assembled from one function a room.
+#pragma once
+#include <pybind11/pybind11.h>
+
+namespace kvo {
+
+void bind_device(pybind11::module_& m);
+void bind_layout(pybind11::module_& m);
+void bind_ledger(pybind11::module_& m);
+void bind_memory(pybind11::module_& m);
+void bind_transfer(pybind11::module_& m);
+
+}  // namespace kvo

@@ -1,0 +1,102 @@
+#include "transfer/engine.h"
+
+namespace kvo {
+
+namespace {
+
+std::vector<std::int64_t> slot_bytes_of(const std::vector<GroupGeometry>& groups) {
+  std::vector<std::int64_t> bytes;
+  for (const GroupGeometry& group : groups) bytes.push_back(group.slot_bytes());
+  return bytes;
+}
+
+}  // namespace
+
+Engine::Engine(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, std::vector<GroupGeometry> groups)
+    : device_(std::move(device)),
+      arena_(std::move(arena)),
+      groups_(std::move(groups)),
+      extents_(plan_extents(arena_->bytes(), slot_bytes_of(groups_))),
+      check_(groups_, extents_, arena_->bytes()) {}
+
+Result<std::unique_ptr<Engine>> Engine::create(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena,
+                                               std::vector<GroupGeometry> groups, std::int64_t queue_depth) {
+  std::unique_ptr<Engine> engine(new Engine(std::move(device), std::move(arena), std::move(groups)));
+  for (Direction direction : {Direction::store, Direction::load}) {
+    auto lane = Lane::create(engine->device_,
+                             {direction, engine->groups_, engine->arena_->base(), kPieceBytes, queue_depth});
+    if (!lane.ok()) return lane.status();
+    engine->lane(direction) = std::move(*lane);
+  }
+  return engine;
+}
+
+Engine::~Engine() {
+  if (owner_.forked()) return;
+  (void)close(std::chrono::steady_clock::now() + std::chrono::seconds(5));
+}
+
+Status Engine::usable() const {
+  KVO_TRY(owner_.check("this mover"));
+  if (closed_) return Status(Code::closed, "this mover was closed");
+  return {};
+}
+
+Result<std::shared_ptr<Event>> Engine::mark(StreamHandle stream) {
+  KVO_TRY(usable());
+  auto event = device_->make_event(false);
+  if (!event.ok()) return event.status();
+  KVO_TRY(device_->record(**event, stream));
+  return std::shared_ptr<Event>(std::move(*event));
+}
+
+Result<TransferHandle> Engine::submit(const Request& request, const SubmitOptions& options) {
+  KVO_TRY(usable());
+  auto transfer = std::make_shared<Transfer>();
+  transfer->job = options.job;
+  transfer->group = request.group;
+  transfer->skip_blocks = request.skip_blocks;
+  transfer->blocks.assign(request.blocks.begin(), request.blocks.end());
+  std::lock_guard lock(mutex_);
+  KVO_TRY(usable());
+  KVO_TRY(check_.check(request, arena_->ready_bytes(), transfer->slot_offsets));
+  transfer->after = options.after;
+  if (!transfer->after) {
+    auto marked = mark(options.stream);
+    if (!marked.ok()) return marked.status();
+    transfer->after = std::move(*marked);
+  }
+  const std::shared_ptr<Lane>& chosen = lane(options.direction);
+  KVO_TRY(chosen->submit(transfer));
+  return TransferHandle{chosen, std::move(transfer)};
+}
+
+Result<std::vector<std::shared_ptr<Transfer>>> Engine::poll() {
+  KVO_TRY(owner_.check("this mover"));
+  std::vector<std::shared_ptr<Transfer>> finished;
+  for (auto& each : lanes_) each->take_finished(finished);
+  return finished;
+}
+
+Status Engine::close(Deadline deadline) {
+  KVO_TRY(owner_.check("this mover"));
+  std::lock_guard lock(mutex_);
+  if (closed_.exchange(true)) return {};
+  Status drained;
+  for (auto& each : lanes_)
+    if (Status status = each ? each->drain(deadline) : Status(); !status.ok()) drained = status;
+  if (drained.ok()) {
+    for (auto& each : lanes_)
+      if (each) each->stop();
+    arena_->close();
+    return {};
+  }
+  for (auto& each : lanes_) {
+    each->abandon();
+    new std::shared_ptr<Lane>(each);  // its thread and its copies may outlive everybody
+  }
+  arena_->leak();
+  return drained;
+}
+
+}  // namespace kvo

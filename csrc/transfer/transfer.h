@@ -1,0 +1,37 @@
+// One submitted batch of copies, as its lane and its caller see it.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+
+namespace kvo {
+
+struct TransferResult {
+  bool ok = false;
+  std::int64_t bytes = 0;
+  double seconds = 0;  // on the device, from the first copy's start to the last one's end
+  std::string path;    // "dma", "host"
+  Status status;       // why not ok
+};
+
+// queued -> starting -> enqueued -> finished; cancel: queued -> finished. Guarded by the lane's mutex, except that the
+// request (what to copy) belongs to the lane's thread from `starting` on.
+enum class TransferState { queued, starting, enqueued, finished };
+
+struct Transfer {
+  // The request.
+  std::int64_t job = 0;  // > 0: reported by poll()
+  int group = 0;
+  std::int64_t skip_blocks = 0;
+  std::vector<std::int64_t> blocks, slot_offsets;
+  std::shared_ptr<Event> after;  // the caller's stream, when the transfer was asked for
+
+  TransferState state = TransferState::queued;
+  std::shared_ptr<Event> start, end;  // around the copies; exist from `enqueued` on
+  Status status;
+  TransferResult result;
+};
+
+}  // namespace kvo

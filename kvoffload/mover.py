@@ -1,0 +1,212 @@
+"""The mover: who moves bytes. One for each GPU; it knows tensors, slots and streams, and decides nothing."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import logging
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload import _C
+from kvoffload.config import parse_size
+from kvoffload.errors import Closed, InvalidInput, KVOffloadError, MemoryLimit, WaitTimeout
+from kvoffload.layout import KVLayout
+from kvoffload.messages import Hello, Job, JobResult
+from kvoffload.streams import stream_handle
+from kvoffload.transfer import Transfer
+
+logger = logging.getLogger("kvoffload")
+
+Ids = npt.NDArray[np.int64] | Sequence[int]
+
+_open_movers: weakref.WeakSet[Mover] = weakref.WeakSet()
+_leaked: list[object] = []  # what copies may still touch after a close() past its deadline
+
+
+class Mover:
+    """Moves KV blocks between a layout's tensors and a pinned host arena.
+
+    `host` is the arena's size in bytes or as text ("64GiB", "80GB"): exactly that much is taken. The call returns when
+    the first GiB is usable; the rest is pinned in the background (`background=False`: before it returns) and shows in
+    later `hello()`s. At most `queue_depth` transfers a direction are unfinished at a time, one more is `QueueFull`.
+    `huge_pages` and `threads` concern how the arena is filled. Raises `MemoryLimit`, `InvalidInput`, `Unsupported`,
+    `DeviceError`.
+
+    >>> import numpy as np, kvoffload as kv
+    >>> tensor = np.arange(4 * 1024, dtype=np.uint8).reshape(4, 1024)
+    >>> layout = kv.KVLayout.from_tensors(tensor, tokens_per_block=16, blocks_per_chunk=2)
+    >>> with kv.Mover(layout, host="1MiB") as mover:
+    ...     stored = mover.store([0, 1], [7]).wait(timeout_seconds=5)
+    ...     tensor[:2] = 0
+    ...     mover.load([7], [0, 1]).before()
+    >>> stored.bytes, int(tensor.sum()) == sum(range(256)) * 16
+    (2048, True)
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        host: int | str,
+        *,
+        rank: int = 0,
+        queue_depth: int = 256,
+        huge_pages: bool = True,
+        background: bool = True,
+        threads: int = 16,
+        cgroup_root: str = "/sys/fs/cgroup",
+        proc_root: str = "/proc",
+    ) -> None:
+        self.layout = layout
+        self.rank = rank
+        host_bytes = parse_size(host, "host")
+        _check_options(layout, host_bytes, queue_depth, threads)
+        device = _make_device(layout.device)
+        self._arena = _C.Arena(
+            device, host_bytes, huge_pages=huge_pages, background=background, threads=threads,
+            cgroup_root=cgroup_root, proc_root=proc_root,
+        )  # fmt: skip
+        self._engine = _C.Engine(device, self._arena, [group.geometry for group in layout.groups], queue_depth)
+        self._hello: Hello | None = None
+        self._closed = False
+        _open_movers.add(self)
+
+    def hello(self) -> Hello:
+        """What this mover offers now. `ready_bytes` grows from call to call while the arena is being pinned."""
+        report = self._arena.report()
+        self._hello = Hello(
+            rank=self.rank,
+            slot_bytes=tuple(group.slot_bytes for group in self.layout.groups),
+            blocks_per_chunk=tuple(group.blocks_per_chunk for group in self.layout.groups),
+            host_bytes=report["bytes"],
+            ready_bytes=report["ready_bytes"],
+            fingerprint=self.layout.fingerprint,
+            pinned=report["pinned"],
+            device=self.layout.device,
+            failure=report["failure"],
+        )
+        return self._hello
+
+    def hello_if_changed(self) -> Hello | None:
+        """A new `hello()` if it differs from the last one given, else None. Cheap while nothing changes."""
+        last = self._hello
+        if last is not None and (last.failure or last.ready_bytes == last.host_bytes):
+            return None  # nothing more will change
+        hello = self.hello()
+        return None if hello == last else hello
+
+    def mark(self, stream: Any = None) -> _C.Mark:
+        """A point in `stream` as of now, for `after=`: the transfer then waits for it and not for what came later."""
+        return self._engine.mark(stream_handle(stream, self.layout))
+
+    def store(
+        self, blocks: Ids, slots: Ids, *, group: int = 0, stream: Any = None, after: _C.Mark | None = None, job: int = 0
+    ) -> Transfer:
+        """Copy device blocks to host slots, after all that `stream` (or `after`) holds so far. Returns at once.
+
+        `blocks`: len(slots) * blocks_per_chunk block ids, each once. Raises `InvalidInput`, `QueueFull`, `Closed`,
+        `Forked`; nothing was submitted then.
+        """
+        handle = self._engine.submit(True, group, _ids(blocks, "blocks"), _ids(slots, "slots"), 0,
+                                     0 if after else stream_handle(stream, self.layout), after, job)  # fmt: skip
+        return Transfer(handle, self.layout)
+
+    def load(
+        self, slots: Ids, blocks: Ids, *, group: int = 0, stream: Any = None, after: _C.Mark | None = None,
+        skip_blocks: int = 0, job: int = 0,
+    ) -> Transfer:  # fmt: skip
+        """Copy host slots to device blocks, after all that `stream` (or `after`) holds so far. Returns at once.
+
+        The first `skip_blocks` blocks of the first chunk are left untouched (their ids are not looked at). Errors as
+        for `store`.
+        """
+        handle = self._engine.submit(False, group, _ids(blocks, "blocks"), _ids(slots, "slots"), skip_blocks,
+                                     0 if after else stream_handle(stream, self.layout), after, job)  # fmt: skip
+        return Transfer(handle, self.layout)
+
+    def submit(self, job: Job, *, stream: Any = None, after: _C.Mark | None = None) -> Transfer:
+        """Carry out a ledger's job; its result comes by `poll()`."""
+        if job.kind == "store":
+            return self.store(job.blocks, job.slots, group=job.group, stream=stream, after=after, job=job.id)
+        return self.load(
+            job.slots, job.blocks, group=job.group, stream=stream, after=after, skip_blocks=job.skip_blocks, job=job.id
+        )
+
+    def poll(self) -> tuple[JobResult, ...]:
+        """Results of jobs that ended since the last call, each once. Never waits."""
+        return tuple(JobResult(*result) for result in self._engine.poll())
+
+    def slot_view(self, group: int, slot: int) -> memoryview:
+        """A slot's bytes, writable; valid until close(). For checks: nothing orders it with transfers."""
+        if self._closed:
+            raise Closed("this mover was closed")
+        slot_bytes = self.layout.groups[group].slot_bytes
+        address = self._engine.slot_address(group, slot)
+        return memoryview((ctypes.c_char * slot_bytes).from_address(address)).cast("B")
+
+    def wait_ready(self, host_bytes: int | None = None, timeout_seconds: float = 60.0) -> None:
+        """Wait until `host_bytes` (default: all) of the arena are usable. Raises `WaitTimeout`, or what stopped it."""
+        self._arena.wait_ready(self._arena.bytes if host_bytes is None else host_bytes, timeout_seconds)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of each direction (`store`, `load`) and the `arena`'s report."""
+        return {**self._engine.stats(), "arena": self._arena.report()}
+
+    def close(self, timeout_seconds: float = 5.0) -> None:
+        """Let transfers finish, then free the arena. Past the deadline its memory is leaked on purpose, with a warning.
+
+        Calling it again does nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._engine.close(timeout_seconds)
+        except WaitTimeout:
+            _leaked.append((self._engine, self._arena, self.layout))
+            logger.warning(
+                "kvoffload: transfers still ran after %.1f s; %d bytes of host memory are left to them until the process ends",
+                timeout_seconds, self._arena.bytes,
+            )  # fmt: skip
+
+    def __enter__(self) -> Mover:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _check_options(layout: KVLayout, host_bytes: int, queue_depth: int, threads: int) -> None:
+    for name, value in (("queue_depth", queue_depth), ("threads", threads)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65536:
+            raise InvalidInput(f"{name} {value!r}: give a whole number from 1 to 65536")
+    least = sum(group.slot_bytes for group in layout.groups)
+    if host_bytes < least:
+        raise MemoryLimit(
+            f"host {host_bytes} bytes cannot hold one chunk of each group: at least {least} bytes are needed; "
+            "raise `host`, or lower `blocks_per_chunk`"
+        )
+
+
+def _make_device(name: str) -> _C.Device:
+    return _C.host_device() if name == "host" else _C.cuda_device(int(name.removeprefix("cuda:")))
+
+
+def _ids(values: Ids, name: str) -> npt.NDArray[np.int64]:
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise InvalidInput(f"{name}: give a flat sequence of whole numbers, not {array.dtype} of shape {array.shape}")
+    return array.astype(np.int64, copy=False)
+
+
+@atexit.register
+def _close_all() -> None:
+    for mover in list(_open_movers):
+        try:
+            mover.close(timeout_seconds=1.0)
+        except KVOffloadError:  # a forked child: not ours to close
+            pass

@@ -1,0 +1,66 @@
+"""The handle of a submitted transfer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvoffload import _C
+from kvoffload.layout import KVLayout
+from kvoffload.streams import stream_handle
+
+FOREVER_SECONDS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class TransferResult:
+    """What became of a transfer: `bytes` moved, `seconds` on the device, the `path` taken; `error` says why not `ok`."""
+
+    ok: bool
+    bytes: int
+    seconds: float
+    path: str
+    error: str = ""
+
+
+class Transfer:
+    """A batch of copies that was submitted by `store` or `load`.
+
+    Submitting gives no order to later work of the caller's stream; `before` does.
+    """
+
+    __slots__ = ("_handle", "_layout")
+
+    def __init__(self, handle: _C.TransferHandle, layout: KVLayout) -> None:
+        self._handle = handle
+        self._layout = layout
+
+    def before(self, stream: Any = None, timeout_seconds: float = 5.0) -> None:
+        """Make later work on `stream` run after these copies: a load's bytes are seen, a store's blocks may be reused.
+
+        Waits on the host only until the copies are enqueued. On the host device with stream None the calling thread is
+        the stream, so it waits for the copies. Raises `WaitTimeout` past the deadline, `DeviceError` or `Cancelled` when
+        the transfer failed.
+        """
+        self._handle.before(stream_handle(stream, self._layout), timeout_seconds)
+
+    def done(self) -> bool:
+        """Whether the transfer has ended, well or not."""
+        return self._handle.done()
+
+    def wait(self, timeout_seconds: float | None = None) -> TransferResult:
+        """Wait on the host until the transfer has ended. Raises `WaitTimeout`; a failure is in the result, not raised."""
+        self._handle.wait(FOREVER_SECONDS if timeout_seconds is None else timeout_seconds)
+        result = self.result
+        assert result is not None
+        return result
+
+    def cancel(self) -> bool:
+        """True if the transfer had not started and now never will (its result is not ok)."""
+        return self._handle.cancel()
+
+    @property
+    def result(self) -> TransferResult | None:
+        """None while the transfer runs."""
+        result = self._handle.result()
+        return None if result is None else TransferResult(*result)
