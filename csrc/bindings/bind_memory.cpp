@@ -1,6 +1,7 @@
 #include <pybind11/pybind11.h>
 
 #include "bindings/bindings.h"
+#include "bindings/deadlines.h"
 #include "bindings/errors.h"
 #include "bindings/holders.h"
 #include "memory/arena.h"
@@ -38,8 +39,7 @@ static void wait_ready(Arena& arena, std::int64_t bytes, double timeout_seconds)
   Status status;
   {
     py::gil_scoped_release release;
-    status = arena.wait_ready(bytes, std::chrono::steady_clock::now() +
-                                         std::chrono::microseconds(static_cast<std::int64_t>(timeout_seconds * 1e6)));
+    status = arena.wait_ready(bytes, deadline_in(timeout_seconds));
   }
   throw_if_error(status);
 }

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "bindings/deadlines.h"
 #include "bindings/errors.h"
 #include "bindings/holders.h"
 #include "transfer/engine.h"
@@ -17,12 +18,6 @@ using Ids = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>
 
 // Up to here a call is shorter than getting the GIL back may take.
 constexpr std::size_t kKeepGilIds = 1024;
-constexpr double kForeverSeconds = 1e9;
-
-Deadline deadline_in(double seconds) {
-  return std::chrono::steady_clock::now() +
-         std::chrono::microseconds(static_cast<std::int64_t>(std::clamp(seconds, 0.0, kForeverSeconds) * 1e6));
-}
 
 struct Mark {  // a point in a caller's stream
   std::shared_ptr<Event> event;
@@ -44,7 +39,10 @@ TransferHandle submit(Engine& engine, bool store, int group, const Ids& blocks, 
   return value_or_throw(std::move(*submitted));
 }
 
+void check_owner(const TransferHandle& handle) { throw_if_error(handle.owner.check("this transfer")); }
+
 py::object result_of(const TransferHandle& handle) {
+  check_owner(handle);
   if (!handle.lane->done(*handle.transfer)) return py::none();
   const TransferResult& result = handle.transfer->result;
   return py::make_tuple(result.ok, result.bytes, result.seconds, result.path, result.status.message());
@@ -85,13 +83,21 @@ void bind_handle(py::module_& m) {
   py::class_<Mark>(m, "Mark", "A point in a caller's stream, for `after=`.");
   py::class_<TransferHandle>(m, "TransferHandle")
       .def("before", [](TransferHandle& handle, StreamHandle stream, double timeout_seconds) {
+             check_owner(handle);
              without_gil([&] { return handle.lane->before(*handle.transfer, stream, deadline_in(timeout_seconds)); });
            })
-      .def("done", [](TransferHandle& handle) { return handle.lane->done(*handle.transfer); })
+      .def("done", [](TransferHandle& handle) {
+             check_owner(handle);
+             return handle.lane->done(*handle.transfer);
+           })
       .def("wait", [](TransferHandle& handle, double timeout_seconds) {
+             check_owner(handle);
              without_gil([&] { return handle.lane->wait(*handle.transfer, deadline_in(timeout_seconds)); });
            })
-      .def("cancel", [](TransferHandle& handle) { return handle.lane->cancel(*handle.transfer); })
+      .def("cancel", [](TransferHandle& handle) {
+             check_owner(handle);
+             return handle.lane->cancel(*handle.transfer);
+           })
       .def("result", &result_of);
 }
 

@@ -4,7 +4,6 @@
 #include <cctype>
 #include <fstream>
 
-#include "base/fault.h"
 #include "cuda/batch_copy.h"
 #include "cuda/call_guard.h"
 #include "cuda/check.h"
@@ -78,7 +77,6 @@ class CudaDevice : public Device {
   int numa_node() const override;
 
   Result<std::unique_ptr<Event>> make_event(bool timed) override {
-    if (fault::fires("event")) return Status(Code::device, "making an event failed (injected)");
     CallGuard guard(ordinal_);
     cudaEvent_t event;
     KVO_CUDA_TRY(cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming));

@@ -114,7 +114,6 @@ class HostDevice : public Device {
   int numa_node() const override { return -1; }
 
   Result<std::unique_ptr<Event>> make_event(bool) override {
-    if (fault::fires("event")) return Status(Code::device, "making an event failed (injected)");
     return std::unique_ptr<Event>(std::make_unique<HostEvent>());
   }
   Result<std::unique_ptr<Stream>> make_stream() override {

@@ -21,10 +21,15 @@ Engine::Engine(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, std
 
 Result<std::unique_ptr<Engine>> Engine::create(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena,
                                                std::vector<GroupGeometry> groups, std::int64_t queue_depth) {
+  for (const GroupGeometry& group : groups)
+    if (group.num_blocks > UINT32_MAX) return Status(Code::invalid, std::to_string(group.num_blocks) + " blocks: at most 2^32 - 1");
   std::unique_ptr<Engine> engine(new Engine(std::move(device), std::move(arena), std::move(groups)));
+  auto marks = EventPool::create(engine->device_, /*timed=*/false, 2 * queue_depth);
+  if (!marks.ok()) return marks.status();
+  engine->marks_ = std::move(*marks);
   for (Direction direction : {Direction::store, Direction::load}) {
     auto lane = Lane::create(engine->device_,
-                             {direction, engine->groups_, engine->arena_->base(), kPieceBytes, queue_depth});
+                             {direction, engine->groups_, engine->extents_, engine->arena_->base(), kPieceBytes, queue_depth});
     if (!lane.ok()) return lane.status();
     engine->lane(direction) = std::move(*lane);
   }
@@ -44,10 +49,9 @@ Status Engine::usable() const {
 
 Result<std::shared_ptr<Event>> Engine::mark(StreamHandle stream) {
   KVO_TRY(usable());
-  auto event = device_->make_event(false);
-  if (!event.ok()) return event.status();
-  KVO_TRY(device_->record(**event, stream));
-  return std::shared_ptr<Event>(std::move(*event));
+  auto event = marks_->take();
+  if (event.ok()) KVO_TRY(device_->record(**event, stream));
+  return event;
 }
 
 Result<TransferHandle> Engine::submit(const Request& request, const SubmitOptions& options) {
@@ -56,10 +60,9 @@ Result<TransferHandle> Engine::submit(const Request& request, const SubmitOption
   transfer->job = options.job;
   transfer->group = request.group;
   transfer->skip_blocks = request.skip_blocks;
-  transfer->blocks.assign(request.blocks.begin(), request.blocks.end());
   std::lock_guard lock(mutex_);
   KVO_TRY(usable());
-  KVO_TRY(check_.check(request, arena_->ready_bytes(), transfer->slot_offsets));
+  KVO_TRY(check_.check(request, arena_->ready_bytes(), transfer->blocks, transfer->slots));
   transfer->after = options.after;
   if (!transfer->after) {
     auto marked = mark(options.stream);
@@ -68,7 +71,7 @@ Result<TransferHandle> Engine::submit(const Request& request, const SubmitOption
   }
   const std::shared_ptr<Lane>& chosen = lane(options.direction);
   KVO_TRY(chosen->submit(transfer));
-  return TransferHandle{chosen, std::move(transfer)};
+  return TransferHandle{owner_, chosen, std::move(transfer)};
 }
 
 Result<std::vector<std::shared_ptr<Transfer>>> Engine::poll() {

@@ -15,6 +15,7 @@ namespace kvo {
 
 // A transfer and the lane that runs it: what callers hold.
 struct TransferHandle {
+  OwnerProcess owner;
   std::shared_ptr<Lane> lane;
   std::shared_ptr<Transfer> transfer;
 };
@@ -54,6 +55,7 @@ class Engine {
   const std::vector<GroupGeometry> groups_;
   const ExtentPlan extents_;
   std::array<std::shared_ptr<Lane>, 2> lanes_;
+  std::shared_ptr<EventPool> marks_;
 
   std::mutex mutex_;  // submits and close, one at a time
   RequestCheck check_;

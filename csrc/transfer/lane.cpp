@@ -24,6 +24,9 @@ Result<std::shared_ptr<Lane>> Lane::create(std::shared_ptr<Device> device, LaneO
   auto stream = lane->device_->make_stream();
   if (!stream.ok()) return stream.status();
   lane->stream_ = std::move(*stream);
+  auto events = EventPool::create(lane->device_, /*timed=*/true, 2 * lane->options_.depth);
+  if (!events.ok()) return events.status();
+  lane->events_ = std::move(*events);
   lane->thread_ = std::thread([raw = lane.get()] { raw->run(); });
   return lane;
 }
@@ -76,9 +79,9 @@ void Lane::run() {
 // On failure `end` is set if copies may be running, so that nobody reuses their memory before it fires.
 Status Lane::enqueue(Transfer& transfer) {
   if (fault::fires("enqueue_delay")) std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  auto start = device_->make_event(true);
+  auto start = events_->take();
   if (!start.ok()) return start.status();
-  auto end = device_->make_event(true);
+  auto end = events_->take();
   if (!end.ok()) return end.status();
   KVO_TRY(stream_->wait(*transfer.after));
   KVO_TRY(stream_->record(**start));
@@ -91,22 +94,29 @@ Status Lane::enqueue(Transfer& transfer) {
 }
 
 Status Lane::copy_all(Transfer& transfer) {
-  spans_.clear(), copies_.clear();
-  const ChunkBatch batch{transfer.blocks, transfer.slot_offsets, transfer.skip_blocks};
-  plan_spans(options_.groups[transfer.group], batch, options_.cut_bytes, spans_);
-  for (const Span& span : spans_) {
-    auto* device = reinterpret_cast<std::byte*>(span.device);
-    std::byte* host = options_.arena + span.host;
-    const bool store = options_.direction == Direction::store;
-    copies_.push_back({store ? host : device, store ? device : host, span.bytes});
-    transfer.result.bytes += span.bytes;
-  }
+  plan(transfer);
   // Tests: the nth copy fails, those before it are under way.
   std::size_t good = 0;
   while (good < copies_.size() && !fault::fires("copy")) ++good;
   if (good == copies_.size()) return copies_.empty() ? Status() : stream_->copy(copies_, options_.direction);
   if (good > 0) KVO_TRY(stream_->copy(std::span(copies_).first(good), options_.direction));
   return Status(Code::device, "copy " + std::to_string(good) + " of " + std::to_string(copies_.size()) + " failed (injected)");
+}
+
+void Lane::plan(Transfer& transfer) {
+  blocks_.assign(transfer.blocks.ids.get(), transfer.blocks.ids.get() + transfer.blocks.count);
+  slot_offsets_.clear(), spans_.clear(), copies_.clear();
+  for (std::int64_t i = 0; i < transfer.slots.count; ++i)
+    slot_offsets_.push_back(options_.extents.offset_of(transfer.group, transfer.slots.ids[i]));
+  transfer.blocks = {}, transfer.slots = {};
+  plan_spans(options_.groups[transfer.group], {blocks_, slot_offsets_, transfer.skip_blocks}, options_.cut_bytes, spans_);
+  const bool store = options_.direction == Direction::store;
+  for (const Span& span : spans_) {
+    auto* device = reinterpret_cast<std::byte*>(span.device);
+    std::byte* host = options_.arena + span.host;
+    copies_.push_back({store ? host : device, store ? device : host, span.bytes});
+    transfer.result.bytes += span.bytes;
+  }
 }
 
 void Lane::reap() {
@@ -136,7 +146,7 @@ void Lane::finish_locked(const std::shared_ptr<Transfer>& transfer, Status statu
   transfer->result.path = device_->is_cuda() ? "dma" : "host";
   if (!status.ok()) transfer->result.bytes = 0;
   transfer->result.status = std::move(status);
-  transfer->blocks = {}, transfer->slot_offsets = {};
+  transfer->blocks = {}, transfer->slots = {};
   transfer->after.reset(), transfer->start.reset(), transfer->end.reset();
   --stats_.unfinished;
   ++stats_.transfers;

@@ -10,7 +10,9 @@
 #include <mutex>
 #include <thread>
 
+#include "layout/extents.h"
 #include "layout/geometry.h"
+#include "transfer/event_pool.h"
 #include "transfer/transfer.h"
 
 namespace kvo {
@@ -18,6 +20,7 @@ namespace kvo {
 struct LaneOptions {
   Direction direction;
   std::vector<GroupGeometry> groups;
+  ExtentPlan extents;
   std::byte* arena = nullptr;
   std::int64_t cut_bytes = 0;
   std::int64_t depth = 256;  // most unfinished transfers
@@ -53,6 +56,7 @@ class Lane {
   Lane(std::shared_ptr<Device> device, LaneOptions options) : device_(std::move(device)), options_(std::move(options)) {}
   void run();
   Status enqueue(Transfer& transfer);
+  void plan(Transfer& transfer);  // into copies_
   Status copy_all(Transfer& transfer);
   void reap_locked();
   void finish_locked(const std::shared_ptr<Transfer>& transfer, Status status);
@@ -61,6 +65,7 @@ class Lane {
   const std::shared_ptr<Device> device_;
   const LaneOptions options_;
   std::unique_ptr<Stream> stream_;
+  std::shared_ptr<EventPool> events_;
 
   std::mutex mutex_;  // guards all below, and the states of the transfers in it
   std::condition_variable changed_;
@@ -70,6 +75,7 @@ class Lane {
   LaneStats stats_;
 
   // Scratch of the lane's thread.
+  std::vector<std::int64_t> blocks_, slot_offsets_;
   std::vector<Span> spans_;
   std::vector<CopySpan> copies_;
   std::thread thread_;

@@ -12,10 +12,20 @@ Status invalid(std::string message) { return Status(Code::invalid, std::move(mes
 
 }  // namespace
 
-void DuplicateFinder::begin() {
-  if (++round_ != 0) return;
-  std::fill_n(seen_.get(), limit_, 0);
-  round_ = 1;
+std::int64_t DuplicateFinder::copy(std::span<const std::int64_t> ids, std::int64_t first, std::int64_t limit, IdList& out) {
+  const auto count = static_cast<std::int64_t>(ids.size());
+  out.ids = std::make_unique_for_overwrite<std::uint32_t[]>(count);
+  out.count = count;
+  if (++round_ == 0) std::fill_n(seen_.get(), limit_, 0), round_ = 1;
+  std::uint32_t* const seen = seen_.get();
+  std::fill_n(out.ids.get(), std::min(first, count), 0);
+  for (std::int64_t i = first; i < count; ++i) {
+    const std::int64_t id = ids[i];
+    if (static_cast<std::uint64_t>(id) >= static_cast<std::uint64_t>(limit) || seen[id] == round_) return i;
+    seen[id] = round_;
+    out.ids[i] = static_cast<std::uint32_t>(id);
+  }
+  return count;
 }
 
 RequestCheck::RequestCheck(const std::vector<GroupGeometry>& groups, const ExtentPlan& extents, std::int64_t arena_bytes)
@@ -27,10 +37,20 @@ RequestCheck::RequestCheck(const std::vector<GroupGeometry>& groups, const Exten
   }
 }
 
-Status RequestCheck::check(const Request& request, std::int64_t ready_bytes, std::vector<std::int64_t>& slot_offsets) {
+Status RequestCheck::check(const Request& request, std::int64_t ready_bytes, IdList& blocks, IdList& slots) {
   KVO_TRY(check_shape(request));
-  KVO_TRY(check_blocks(request));
-  return check_slots(request, ready_bytes, slot_offsets);
+  DuplicateFinder& blocks_seen = blocks_seen_[request.group];
+  const std::int64_t bad = blocks_seen.copy(request.blocks, request.skip_blocks, blocks_seen.limit(), blocks);
+  if (bad < blocks.count) return bad_block(request, bad);
+  const std::int64_t ready = ready_slots(request.group, ready_bytes);
+  const std::int64_t bad_position = slots_seen_[request.group].copy(request.slots, 0, ready, slots);
+  return bad_position < slots.count ? bad_slot(request, bad_position, ready_bytes) : Status();
+}
+
+// Slots below this number are ready: extents become ready in order, and slots in each of them.
+std::int64_t RequestCheck::ready_slots(int group, std::int64_t ready_bytes) const {
+  const std::int64_t extent = ready_bytes / extents_.extent_bytes;
+  return extent * extents_.slots_per_extent(group) + extents_.usable_slots(group, extent, ready_bytes);
 }
 
 Status RequestCheck::check_shape(const Request& request) const {
@@ -48,43 +68,26 @@ Status RequestCheck::check_shape(const Request& request) const {
   return {};
 }
 
-Status RequestCheck::check_blocks(const Request& request) {
-  DuplicateFinder& seen = blocks_seen_[request.group];
-  seen.begin();
-  for (std::size_t i = std::min<std::size_t>(request.skip_blocks, request.blocks.size()); i < request.blocks.size(); ++i) {
-    const std::int64_t block = request.blocks[i];
-    if (!seen.in_range(block))
-      return invalid("block id " + number(block) + " at position " + number(i) + ": group " + number(request.group) +
-                     " has blocks 0 to " + number(seen.limit() - 1));
-    if (seen.repeated(block))
-      return invalid("block id " + number(block) + " is given twice (again at position " + number(i) +
-                     "): a block may appear once in a transfer");
-  }
-  return {};
+Status RequestCheck::bad_block(const Request& request, std::int64_t position) const {
+  const std::int64_t block = request.blocks[position], limit = blocks_seen_[request.group].limit();
+  if (block < 0 || block >= limit)
+    return invalid("block id " + number(block) + " at position " + number(position) + ": group " + number(request.group) +
+                   " has blocks 0 to " + number(limit - 1));
+  return invalid("block id " + number(block) + " is given twice (again at position " + number(position) +
+                 "): a block may appear once in a transfer");
 }
 
-Status RequestCheck::check_slots(const Request& request, std::int64_t ready_bytes,
-                                 std::vector<std::int64_t>& slot_offsets) {
-  DuplicateFinder& seen = slots_seen_[request.group];
-  const std::int64_t slot_bytes = extents_.slot_bytes[request.group];
-  seen.begin();
-  slot_offsets.clear();
-  slot_offsets.reserve(request.slots.size());
-  for (std::size_t i = 0; i < request.slots.size(); ++i) {
-    const std::int64_t slot = request.slots[i];
-    if (!seen.in_range(slot))
-      return invalid("slot " + number(slot) + " at position " + number(i) + ": group " + number(request.group) +
-                     " has slots 0 to " + number(seen.limit() - 1));
-    const std::int64_t offset = extents_.offset_of(request.group, slot);
-    if (offset + slot_bytes > ready_bytes)
-      return invalid("slot " + number(slot) + " ends at byte " + number(offset + slot_bytes) + " of the arena, of which " +
-                     number(ready_bytes) + " bytes are ready so far");
-    if (seen.repeated(slot))
-      return invalid("slot " + number(slot) + " is given twice (again at position " + number(i) +
-                     "): a slot may appear once in a transfer");
-    slot_offsets.push_back(offset);
-  }
-  return {};
+Status RequestCheck::bad_slot(const Request& request, std::int64_t position, std::int64_t ready_bytes) const {
+  const std::int64_t slot = request.slots[position], limit = slots_seen_[request.group].limit();
+  if (slot < 0 || slot >= limit)
+    return invalid("slot " + number(slot) + " at position " + number(position) + ": group " + number(request.group) +
+                   " has slots 0 to " + number(limit - 1));
+  if (slot >= ready_slots(request.group, ready_bytes))
+    return invalid("slot " + number(slot) + " ends at byte " +
+                   number(extents_.offset_of(request.group, slot) + extents_.slot_bytes[request.group]) +
+                   " of the arena, of which " + number(ready_bytes) + " bytes are ready so far");
+  return invalid("slot " + number(slot) + " is given twice (again at position " + number(position) +
+                 "): a slot may appear once in a transfer");
 }
 
 }  // namespace kvo

@@ -1,4 +1,4 @@
-// Refuses bad requests on the caller's thread, before anything is queued.
+// Refuses bad requests on the caller's thread, before anything is queued, and keeps a copy of their ids.
 #pragma once
 #include <cstdlib>
 #include <memory>
@@ -11,15 +11,20 @@
 
 namespace kvo {
 
-// Finds repeated ids among [0, limit) in one pass, without clearing anything between calls.
+// Ids of one transfer. 32 bits each: a submit of 20,000 pages spends its time on fresh memory.
+struct IdList {
+  std::unique_ptr<std::uint32_t[]> ids;
+  std::int64_t count = 0;
+};
+
+// Copies ids in [0, limit) and finds repeated ones in one pass, without clearing anything between calls.
 class DuplicateFinder {
  public:
   explicit DuplicateFinder(std::int64_t limit)
       : limit_(limit), seen_(static_cast<std::uint32_t*>(std::calloc(limit ? limit : 1, sizeof(std::uint32_t)))) {}
-  void begin();
-  bool in_range(std::int64_t id) const { return id >= 0 && id < limit_; }
-  bool repeated(std::int64_t id) { return std::exchange(seen_.get()[id], round_) == round_; }
   std::int64_t limit() const { return limit_; }
+  // Ids from `first` on. Returns the position of the first one that is not below `limit` or is repeated; ids.size() if none.
+  std::int64_t copy(std::span<const std::int64_t> ids, std::int64_t first, std::int64_t limit, IdList& out);
 
  private:
   struct Free {
@@ -40,13 +45,13 @@ struct Request {
 class RequestCheck {
  public:
   RequestCheck(const std::vector<GroupGeometry>& groups, const ExtentPlan& extents, std::int64_t arena_bytes);
-  // On success fills `slot_offsets` with the arena offset of each slot.
-  Status check(const Request& request, std::int64_t ready_bytes, std::vector<std::int64_t>& slot_offsets);
+  Status check(const Request& request, std::int64_t ready_bytes, IdList& blocks, IdList& slots);
 
  private:
   Status check_shape(const Request& request) const;
-  Status check_blocks(const Request& request);
-  Status check_slots(const Request& request, std::int64_t ready_bytes, std::vector<std::int64_t>& slot_offsets);
+  Status bad_block(const Request& request, std::int64_t position) const;
+  Status bad_slot(const Request& request, std::int64_t position, std::int64_t ready_bytes) const;
+  std::int64_t ready_slots(int group, std::int64_t ready_bytes) const;
 
   const std::vector<GroupGeometry>& groups_;
   const ExtentPlan& extents_;

@@ -2,9 +2,9 @@
 #pragma once
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "device/device.h"
+#include "transfer/request_check.h"
 
 namespace kvo {
 
@@ -25,7 +25,7 @@ struct Transfer {
   std::int64_t job = 0;  // > 0: reported by poll()
   int group = 0;
   std::int64_t skip_blocks = 0;
-  std::vector<std::int64_t> blocks, slot_offsets;
+  IdList blocks, slots;
   std::shared_ptr<Event> after;  // the caller's stream, when the transfer was asked for
 
   TransferState state = TransferState::queued;

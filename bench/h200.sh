@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Stages of the runs on a GPU machine without a network; raw results go to $OUT. A short summary comes last.
+#   h200.sh build                 compile for this GPU and put the extension into the package in the source tree
+#   h200.sh tests [FILTER]        conformance, order, faults on the GPU
+#   h200.sh memcheck              compute-sanitizer over a part of these tests
+#   h200.sh micro                 pool (first: it wants a cold machine), submit, gil, copies
+#   h200.sh vllm-install DIR      install one part of a packed vLLM (DIR/install.sh)
+#   h200.sh vllm-order [RUNNER]   order and bytes inside a real vLLM; KVO_ORDER_MODES=plain,nofence picks modes
+#   h200.sh e2e SYSTEM RUNNER     time to first token and throughput: {none|native|lmcache|kvoffload} {v1|v2}
+# KVO_COMMIT names the commit that is measured.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export OUT="${OUT:-$PWD/build/out}" PYTHONUNBUFFERED=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+mkdir -p "$OUT"
+stage="${1:?usage: h200.sh STAGE, see the head of this file}"
+shift
+
+build() {
+  cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DKVO_CUDA=ON -DKVO_CUDA_ARCHS="${KVO_CUDA_ARCHS:-90}" \
+    -DPython_EXECUTABLE="$(command -v python3)" >"$OUT/build.log" 2>&1 || { tail -20 "$OUT/build.log"; exit 1; }
+  cmake --build build/gpu --target install_module >>"$OUT/build.log" 2>&1 || { grep -A5 -m8 error "$OUT/build.log"; exit 1; }
+  python3 -c 'import kvoffload as kv; print("built, with CUDA:", kv._C.with_cuda, kv._C.__file__)'
+}
+
+# Long output goes to a file; failures and the closing line are shown.
+run_pytest() {
+  local log="$OUT/$1.log"
+  shift
+  python3 -m pytest -p no:cacheprovider -q -ra --timeout 280 --durations 5 "$@" >"$log" 2>&1 || status=$?
+  grep -E '^(FAILED|ERROR|E  )' "$log" | cut -c1-300 | head -40 || true
+  tail -12 "$log" | cut -c1-300
+  return "${status:-0}"
+}
+
+memcheck() {
+  local tests='cuda-torch and (layout_comes_back or middle_of_a_chunk or empty or queue_is_bounded or nth_copy or hundred or waits_for_work)'
+  local status=0
+  compute-sanitizer --tool memcheck --leak-check no --log-file "$OUT/memcheck.log" \
+    python3 -m pytest -p no:cacheprovider -q --timeout 500 -k "$tests" \
+    tests/python/test_conformance.py tests/python/test_order.py tests/python/test_refusals.py tests/python/test_faults.py \
+    >"$OUT/memcheck-tests.log" 2>&1 || status=$?
+  tail -3 "$OUT/memcheck-tests.log"
+  grep -E '=========' "$OUT/memcheck.log" | cut -c1-200 | head -20 || true
+  python3 bench/memcheck.py "$OUT/memcheck.log"
+  return "$status"
+}
+
+case "$stage" in
+  build) build ;;
+  tests) run_pytest gpu-tests -n 8 -v -m gpu tests/python tests/gpu ${1:+-k "$1"} ;;
+  memcheck) memcheck ;;
+  micro) for name in ${*:-pool submit gil copies}; do echo "== $name"; python3 "bench/$name.py"; done ;;
+  vllm-install) bash "$1/install.sh" && echo "installed $1" ;;
+  vllm-order | e2e)
+    . "$HOME/vllm-site/env.sh"
+    if [ "$stage" = e2e ]; then
+      python3 bench/e2e.py "$1" "$2" >"$OUT/e2e-$1-$2.log" 2>&1 || { tail -25 "$OUT/e2e-$1-$2.log"; exit 1; }
+      grep -E '^(e2e|PROBLEM)|kvoffload' "$OUT/e2e-$1-$2.log" | cut -c1-250 | tail -30
+    else
+      python3 tests/gpu/vllm_order.py "$@"
+    fi
+    ;;
+  *) echo "h200.sh: no stage '$stage'; see the head of this file" >&2; exit 2 ;;
+esac

@@ -1,0 +1,201 @@
+// The directory. Keys are Python bytes, read in place: the tuple made of them keeps them alive while the GIL is
+// released.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/errors.h"
+#include "ledger/directory.h"
+
+namespace py = pybind11;
+
+namespace kvo {
+
+namespace {
+
+constexpr py::ssize_t kMinKeyBytes = 16;
+constexpr std::size_t kKeysWithGil = 64;  // fewer than these take less time than giving the GIL away
+
+struct KeyList {
+  explicit KeyList(const py::object& keys) : owner(py::reinterpret_steal<py::tuple>(PySequence_Tuple(keys.ptr()))) {
+    if (!owner) throw py::error_already_set();
+    views.reserve(owner.size());
+    for (std::size_t i = 0; i < owner.size(); ++i) {
+      PyObject* key = PyTuple_GET_ITEM(owner.ptr(), static_cast<py::ssize_t>(i));
+      if (!PyBytes_Check(key) || PyBytes_GET_SIZE(key) < kMinKeyBytes) throw_error(refusal(i, key));
+      views.emplace_back(PyBytes_AS_STRING(key), static_cast<std::size_t>(PyBytes_GET_SIZE(key)));
+    }
+  }
+
+  static Status refusal(std::size_t index, PyObject* key) {
+    const std::string given =
+        PyBytes_Check(key) ? std::to_string(PyBytes_GET_SIZE(key)) + " bytes long" : "a " + type_name(key);
+    return {Code::invalid, "keys[" + std::to_string(index) + "] is " + given + ": a key is bytes, at least " +
+                               std::to_string(kMinKeyBytes) + " long, a cryptographic hash of all that changes the KV"};
+  }
+
+  static std::string type_name(PyObject* object) { return Py_TYPE(object)->tp_name; }
+
+  py::tuple owner;
+  std::vector<std::string_view> views;
+};
+
+// Calls `call(keys)` without the GIL when there are many.
+template <class Call>
+auto with_keys(const py::object& given, Call call) {
+  const KeyList keys(given);
+  if (keys.views.size() < kKeysWithGil) return call(Directory::Keys(keys.views));
+  py::gil_scoped_release release;
+  return call(Directory::Keys(keys.views));
+}
+
+py::str state_name(EntryState state) {
+  switch (state) {
+    case EntryState::filling:
+      return "filling";
+    case EntryState::ready:
+      return "ready";
+    default:
+      return "absent";
+  }
+}
+
+// (id, indexes of the accepted keys, slots), or None when there is nothing to do.
+py::object planned(const PlannedJob& job) {
+  if (job.id == 0) return py::none();
+  return py::make_tuple(job.id, job.accepted, py::tuple(py::cast(job.slots)));
+}
+
+py::list finished(const std::vector<FinishedJob>& jobs) {
+  py::list list;
+  for (const FinishedJob& job : jobs) {
+    list.append(py::make_tuple(job.id, job.kind == JobKind::store ? "store" : "load", job.ok, job.late));
+  }
+  return list;
+}
+
+py::list group_dicts(const std::vector<GroupStats>& groups) {
+  py::list list;
+  for (const GroupStats& group : groups) {
+    py::dict dict;
+    dict["slot_bytes"] = group.slot_bytes;
+    dict["capacity_slots"] = group.slots.capacity;
+    dict["free_slots"] = group.slots.free;
+    dict["used_slots"] = group.slots.used();
+    dict["quarantined_slots"] = group.slots.quarantined;
+    dict["ready_keys"] = group.ready_keys;
+    dict["filling_keys"] = group.filling_keys;
+    list.append(dict);
+  }
+  return list;
+}
+
+void add_counters(py::dict& dict, const DirectoryCounters& counters) {
+  dict["lookup_keys"] = counters.lookup_keys;
+  dict["hit_keys"] = counters.hit_keys;
+  dict["accepted_keys"] = counters.accepted_keys;
+  dict["skipped_keys"] = counters.skipped_keys;
+  dict["dropped_keys"] = counters.dropped_keys;
+  dict["stored_keys"] = counters.stored_keys;
+  dict["evicted_keys"] = counters.evicted_keys;
+  dict["failed_keys"] = counters.failed_keys;
+  dict["forgotten_keys"] = counters.forgotten_keys;
+  dict["store_jobs"] = counters.store_jobs;
+  dict["load_jobs"] = counters.load_jobs;
+  dict["failed_jobs"] = counters.failed_jobs;
+  dict["expired_jobs"] = counters.expired_jobs;
+  dict["abandoned_jobs"] = counters.abandoned_jobs;
+  dict["late_reports"] = counters.late_reports;
+  dict["unknown_reports"] = counters.unknown_reports;
+}
+
+py::dict stats_dict(const DirectoryStats& stats) {
+  py::dict dict;
+  add_counters(dict, stats.counters);
+  dict["epoch"] = stats.epoch;
+  dict["serving"] = stats.serving;
+  dict["tier_off"] = stats.tier_off;
+  dict["jobs_in_flight"] = stats.jobs_in_flight;
+  dict["given_up_jobs"] = stats.given_up_jobs;
+  dict["holds"] = stats.holds;
+  dict["ready_bytes"] = stats.ready_bytes;
+  dict["used_bytes"] = stats.used_bytes;
+  dict["quarantined_bytes"] = stats.quarantined_bytes;
+  dict["free_extents"] = stats.free_extents;
+  std::int64_t capacity_slots = 0, free_slots = 0, ready_keys = 0, filling_keys = 0;
+  for (const GroupStats& group : stats.groups) {
+    capacity_slots += group.slots.capacity;
+    free_slots += group.slots.free;
+    ready_keys += group.ready_keys;
+    filling_keys += group.filling_keys;
+  }
+  dict["capacity_slots"] = capacity_slots;
+  dict["free_slots"] = free_slots;
+  dict["ready_keys"] = ready_keys;
+  dict["filling_keys"] = filling_keys;
+  dict["groups"] = group_dicts(stats.groups);
+  return dict;
+}
+
+}  // namespace
+
+void bind_ledger(py::module_& m) {
+  using Results = std::vector<std::pair<std::int64_t, bool>>;
+  py::class_<Directory>(m, "Directory", "Key -> slot, owners and jobs of the host tier; see kvoffload.Ledger.")
+      .def(py::init<int>(), py::arg("ranks"))
+      .def(
+          "open",
+          [](Directory& self, std::int64_t host_bytes, std::vector<std::int64_t> slot_bytes) {
+            throw_if_error(self.open(host_bytes, slot_bytes));
+          },
+          py::arg("host_bytes"), py::arg("slot_bytes"))
+      .def("grow", &Directory::grow, py::arg("ready_bytes"))
+      .def("lookup",
+           [](Directory& self, int group, const py::object& keys) {
+             return with_keys(keys, [&](Directory::Keys views) { return self.lookup(group, views); });
+           })
+      .def(
+          "states",
+          [](const Directory& self, int group, const py::object& keys) {
+            py::list names;
+            for (EntryState state : with_keys(keys, [&](Directory::Keys views) { return self.states(group, views); })) {
+              names.append(state_name(state));
+            }
+            return names;
+          })
+      .def("plan_store",
+           [](Directory& self, int group, const py::object& keys, double deadline_seconds) {
+             return planned(with_keys(
+                 keys, [&](Directory::Keys views) { return self.plan_store(group, views, deadline_seconds); }));
+           })
+      .def("plan_load",
+           [](Directory& self, int group, const py::object& keys, double deadline_seconds) {
+             return planned(with_keys(
+                 keys, [&](Directory::Keys views) { return self.plan_load(group, views, deadline_seconds); }));
+           })
+      .def("hold",
+           [](Directory& self, int group, const py::object& keys) {
+             return with_keys(keys, [&](Directory::Keys views) { return self.hold(group, views); });
+           })
+      .def("release", &Directory::release, py::arg("hold"), py::call_guard<py::gil_scoped_release>())
+      .def("forget",
+           [](Directory& self, int group, const py::object& keys) {
+             return with_keys(keys, [&](Directory::Keys views) { return self.forget(group, views); });
+           })
+      .def("reset", &Directory::reset, py::call_guard<py::gil_scoped_release>())
+      .def("report",
+           [](Directory& self, int rank, const Results& results) { return finished(self.report(rank, results)); })
+      .def("expire", [](Directory& self, double now_seconds) { return finished(self.expire(now_seconds)); })
+      .def("abandon", [](Directory& self, std::int64_t job) { throw_if_error(self.abandon(job)); })
+      .def_property_readonly("tier_off", &Directory::tier_off)
+      .def("stats", [](const Directory& self) { return stats_dict(self.stats()); })
+      .def(
+          "check", [](const Directory& self) { return self.check().message(); },
+          "The first broken invariant; empty when all hold.");
+}
+
+}  // namespace kvo

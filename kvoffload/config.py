@@ -1,0 +1,70 @@
+"""Reading options: sizes, and unknown keys."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+import re
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import Any
+
+from kvoffload.errors import InvalidInput
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS[f"{_letter}B"] = 1000**_power
+    _UNITS[f"{_letter}iB"] = 1024**_power
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+_MOST_BYTES = 2**63 - 1
+_ALLOWED = (
+    "a whole number of bytes from 1 to 2^63 - 1, or text such as '64GiB', '1.5 MiB' or '10GB' (KB, MB, GB, TB = 10^3; "
+    "KiB, MiB, GiB, TiB = 2^10)"
+)
+
+
+def parse_size(value: Any, option: str) -> int:
+    """`value` in bytes.
+
+    value: int, whole float, or text: digits with an optional unit out of B, KB, MB, GB, TB (powers of 1,000) and KiB,
+    MiB, GiB, TiB (powers of 1,024). option: the name of the option, for the message.
+    Raises InvalidInput for everything else, also for 0, negative sizes, parts of a byte and bool.
+
+    >>> parse_size("1.5 MiB", "host")
+    1572864
+    """
+    size = _size_of(value)
+    if size is None or size.denominator != 1 or not 0 < size <= _MOST_BYTES:
+        raise InvalidInput(f"{option} is {value!r}; it must be {_ALLOWED}")
+    return int(size)
+
+
+def _size_of(value: Any) -> Fraction | None:
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value.strip())
+        if match is None or match[2] not in _UNITS:
+            return None
+        return Fraction(match[1]) * _UNITS[match[2]]
+    if isinstance(value, bool):
+        return None
+    try:
+        return Fraction(value) if isinstance(value, float) else Fraction(operator.index(value))
+    except (TypeError, ValueError, OverflowError):  # no number; not a number; infinite
+        return None
+
+
+def check_options(given: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    """Refuses unknown options.
+
+    given: option -> value. known: all names that are allowed. where: what is being configured, for the message.
+    Raises InvalidInput that names the unknown option, the nearest known one and all known ones.
+
+    >>> check_options({"host": "1GiB"}, ["host", "disk"], "KVCache")
+    """
+    names = list(known)
+    for option in given:
+        if option in names:
+            continue
+        nearest = difflib.get_close_matches(str(option), names, n=1, cutoff=0.5)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        raise InvalidInput(f"{where} has no option {option!r}; {hint}known: {', '.join(names) or 'none'}")
