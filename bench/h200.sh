@@ -26,7 +26,7 @@ build() {
 run_pytest() {
   local log="$OUT/$1.log"
   shift
-  python3 -m pytest -p no:cacheprovider -q -ra --timeout 280 --durations 5 "$@" >"$log" 2>&1 || status=$?
+  python3 -m pytest -p no:cacheprovider -ra --timeout 280 --durations 8 "$@" >"$log" 2>&1 || status=$?
   grep -E '^(FAILED|ERROR|E  )' "$log" | cut -c1-300 | head -40 || true
   tail -12 "$log" | cut -c1-300
   return "${status:-0}"
@@ -47,7 +47,7 @@ memcheck() {
 
 case "$stage" in
   build) build ;;
-  tests) run_pytest gpu-tests -n 8 -v -m gpu tests/python tests/gpu ${1:+-k "$1"} ;;
+  tests) run_pytest gpu-tests -n 8 -m gpu tests/python tests/gpu ${1:+-k "$1"} ;;
   memcheck) memcheck ;;
   micro) for name in ${*:-pool submit gil copies}; do echo "== $name"; python3 "bench/$name.py"; done ;;
   vllm-install) bash "$1/install.sh" && echo "installed $1" ;;

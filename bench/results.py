@@ -61,3 +61,8 @@ def percentile(samples: list[float], percent: float) -> float:
     """The smallest sample that at least `percent` of all do not exceed."""
     ordered = sorted(samples)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def spread(samples: list[float]) -> dict[str, float]:
+    """How samples are spread, in place of thousands of numbers."""
+    return {f"p{percent}": round(percentile(samples, percent), 2) for percent in (0, 10, 50, 90, 99, 99.9, 100)}

@@ -101,7 +101,7 @@ class Mover:
 
     def mark(self, stream: Any = None) -> _C.Mark:
         """A point in `stream` as of now, for `after=`: the transfer then waits for it and not for what came later."""
-        return self._engine.mark(stream_handle(stream, self.layout))
+        return self._engine.mark(self._stream(stream))
 
     def store(
         self, blocks: Ids, slots: Ids, *, group: int = 0, stream: Any = None, after: _C.Mark | None = None, job: int = 0
@@ -112,7 +112,7 @@ class Mover:
         `Forked`; nothing was submitted then.
         """
         handle = self._engine.submit(True, group, _ids(blocks, "blocks"), _ids(slots, "slots"), 0,
-                                     0 if after else stream_handle(stream, self.layout), after, job)  # fmt: skip
+                                     0 if after else self._stream(stream), after, job)  # fmt: skip
         return Transfer(handle, self.layout)
 
     def load(
@@ -125,7 +125,7 @@ class Mover:
         for `store`.
         """
         handle = self._engine.submit(False, group, _ids(blocks, "blocks"), _ids(slots, "slots"), skip_blocks,
-                                     0 if after else stream_handle(stream, self.layout), after, job)  # fmt: skip
+                                     0 if after else self._stream(stream), after, job)  # fmt: skip
         return Transfer(handle, self.layout)
 
     def submit(self, job: Job, *, stream: Any = None, after: _C.Mark | None = None) -> Transfer:
@@ -172,6 +172,10 @@ class Mover:
                 "kvoffload: transfers still ran after %.1f s; %d bytes of host memory are left to them until the process ends",
                 timeout_seconds, self._arena.bytes,
             )  # fmt: skip
+
+    def _stream(self, stream: Any) -> int:
+        self._engine.check()  # a framework asked for its stream in a forked child raises an error of its own
+        return stream_handle(stream, self.layout)
 
     def __enter__(self) -> Mover:
         return self

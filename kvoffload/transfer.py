@@ -42,6 +42,7 @@ class Transfer:
         the stream, so it waits for the copies. Raises `WaitTimeout` past the deadline, `DeviceError` or `Cancelled` when
         the transfer failed.
         """
+        self._handle.check()
         self._handle.before(stream_handle(stream, self._layout), timeout_seconds)
 
     def done(self) -> bool:

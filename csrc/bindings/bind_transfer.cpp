@@ -86,6 +86,7 @@ void bind_handle(py::module_& m) {
              check_owner(handle);
              without_gil([&] { return handle.lane->before(*handle.transfer, stream, deadline_in(timeout_seconds)); });
            })
+      .def("check", &check_owner)
       .def("done", [](TransferHandle& handle) {
              check_owner(handle);
              return handle.lane->done(*handle.transfer);
@@ -114,6 +115,8 @@ void bind_transfer(py::module_& m) {
       .def("mark", [](Engine& engine, StreamHandle stream) { return Mark{value_or_throw(engine.mark(stream))}; })
       .def("submit", &submit, py::arg("store"), py::arg("group"), py::arg("blocks"), py::arg("slots"),
            py::arg("skip_blocks"), py::arg("stream"), py::arg("after").none(true), py::arg("job"))
+      .def("check", [](const Engine& engine) { throw_if_error(engine.usable()); },
+           "Raises Closed or Forked, before a framework is asked for a stream.")
       .def("poll", &poll)
       .def("stats", [](Engine& engine) {
              py::dict out;

@@ -37,6 +37,7 @@ class Engine {
   Result<TransferHandle> submit(const Request& request, const SubmitOptions& options);
   Result<std::vector<std::shared_ptr<Transfer>>> poll();
   LaneStats stats(Direction direction) { return lane(direction)->stats(); }
+  Status usable() const;  // not ok: closed or forked
   // ok: all freed. timeout: copies still run, their memory is leaked. Calling it again does nothing.
   Status close(Deadline deadline);
 
@@ -47,7 +48,6 @@ class Engine {
  private:
   Engine(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, std::vector<GroupGeometry> groups);
   std::shared_ptr<Lane>& lane(Direction direction) { return lanes_[static_cast<int>(direction)]; }
-  Status usable() const;
 
   const OwnerProcess owner_;
   const std::shared_ptr<Device> device_;

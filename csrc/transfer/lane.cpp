@@ -12,6 +12,13 @@ namespace {
 constexpr auto kFirstPoll = std::chrono::microseconds(10);
 constexpr auto kLongestPoll = std::chrono::microseconds(200);
 
+// The window: at most about (kWindowSteps + 1) * kWindowStep copies wait on the device. A transfer's own operations
+// (waits, events) count as kTransferCost copies.
+constexpr std::int64_t kWindowStep = 1024;
+constexpr std::size_t kWindowSteps = 4;
+constexpr std::int64_t kTransferCost = 32;
+constexpr auto kWindowPoll = std::chrono::microseconds(20);
+
 Status timed_out(const char* what) {
   return Status(Code::timeout, std::string("the deadline passed before the transfer was ") + what +
                                    "; it goes on: wait again, or close");
@@ -83,6 +90,7 @@ Status Lane::enqueue(Transfer& transfer) {
   if (!start.ok()) return start.status();
   auto end = events_->take();
   if (!end.ok()) return end.status();
+  KVO_TRY(make_room(kTransferCost));
   KVO_TRY(stream_->wait(*transfer.after));
   KVO_TRY(stream_->record(**start));
   Status copied = copy_all(transfer);
@@ -98,8 +106,8 @@ Status Lane::copy_all(Transfer& transfer) {
   // Tests: the nth copy fails, those before it are under way.
   std::size_t good = 0;
   while (good < copies_.size() && !fault::fires("copy")) ++good;
-  if (good == copies_.size()) return copies_.empty() ? Status() : stream_->copy(copies_, options_.direction);
-  if (good > 0) KVO_TRY(stream_->copy(std::span(copies_).first(good), options_.direction));
+  KVO_TRY(copy_in_steps(std::span(copies_).first(good)));
+  if (good == copies_.size()) return {};
   return Status(Code::device, "copy " + std::to_string(good) + " of " + std::to_string(copies_.size()) + " failed (injected)");
 }
 
@@ -117,6 +125,34 @@ void Lane::plan(Transfer& transfer) {
     copies_.push_back({store ? host : device, store ? device : host, span.bytes});
     transfer.result.bytes += span.bytes;
   }
+}
+
+Status Lane::copy_in_steps(std::span<const CopySpan> copies) {
+  while (!copies.empty()) {
+    const auto step = copies.first(std::min<std::size_t>(copies.size(), kWindowStep));
+    KVO_TRY(make_room(static_cast<std::int64_t>(step.size())));
+    KVO_TRY(stream_->copy(step, options_.direction));
+    copies = copies.subspan(step.size());
+  }
+  return {};
+}
+
+Status Lane::make_room(std::int64_t cost) {
+  if ((window_cost_ += cost) < kWindowStep) return {};
+  window_cost_ = 0;
+  auto point = events_->take();
+  if (!point.ok()) return point.status();
+  KVO_TRY(stream_->record(**point));
+  window_.push_back(std::move(*point));
+  while (window_.size() > kWindowSteps) {
+    const EventState state = device_->query(*window_.front());
+    if (state == EventState::failed) return Status(Code::device, "the device reported an error before the transfer started");
+    if (state == EventState::pending)
+      std::this_thread::sleep_for(kWindowPoll);
+    else
+      window_.pop_front();
+  }
+  return {};
 }
 
 void Lane::reap() {

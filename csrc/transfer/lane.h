@@ -2,7 +2,8 @@
 // transfers whose copies are on the device.
 //
 // One lane a direction, so that loads never queue behind stores and a stream that is full of stores does not hold up a
-// load. Transfers of a lane start and finish in the order of submission. Nobody waits for a copy to finish but who asks
+// load. The lane's thread keeps only a few thousand copies on the device at a time: a stream that is full makes a driver
+// call block inside the driver, where it holds up other threads. Transfers of a lane start and finish in the order of submission. Nobody waits for a copy to finish but who asks
 // to: finished ones are noticed ("reaped") whenever somebody calls in.
 #pragma once
 #include <condition_variable>
@@ -58,6 +59,8 @@ class Lane {
   Status enqueue(Transfer& transfer);
   void plan(Transfer& transfer);  // into copies_
   Status copy_all(Transfer& transfer);
+  Status copy_in_steps(std::span<const CopySpan> copies);
+  Status make_room(std::int64_t cost);
   void reap_locked();
   void finish_locked(const std::shared_ptr<Transfer>& transfer, Status status);
   bool idle_locked() const { return queue_.empty() && !starting_ && in_flight_.empty(); }
@@ -78,6 +81,9 @@ class Lane {
   std::vector<std::int64_t> blocks_, slot_offsets_;
   std::vector<Span> spans_;
   std::vector<CopySpan> copies_;
+  // The last points of the stream, one every kWindowStep copies: how far the device may lag behind this thread.
+  std::deque<std::shared_ptr<Event>> window_;
+  std::int64_t window_cost_ = 0;
   std::thread thread_;
 };
 
