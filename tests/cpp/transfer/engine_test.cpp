@@ -96,7 +96,8 @@ TEST_F(EngineTest, LaterWorkOnAStreamWaitsAfterBefore) {
 }
 
 TEST_F(EngineTest, BadRequestsAreRefusedAndNothingIsQueued) {
-  const auto refused = [&](const Ids& blocks, const Ids& slots, const char* part, std::int64_t skip = 0, int group = 0) {
+  const auto refused = [&](const Ids& blocks, const Ids& slots, const char* part, std::int64_t skip = 0,
+                           int group = 0) {
     auto handle = engine_->submit({group, blocks, slots, skip}, {});
     ASSERT_FALSE(handle.ok());
     EXPECT_EQ(handle.status().code(), Code::invalid);
@@ -197,7 +198,8 @@ TEST_F(EngineTest, ManyCopiesBehindASlowStreamArePacedAndAllArrive) {
   const std::int64_t pages = 200, page_bytes = 8;
   GroupGeometry group;
   for (std::int64_t page = 0; page < pages; ++page)
-    group.pages.push_back({reinterpret_cast<std::uintptr_t>(tensor_.data()) + page * 2 * page_bytes, kStride, page_bytes});
+    group.pages.push_back(
+        {reinterpret_cast<std::uintptr_t>(tensor_.data()) + page * 2 * page_bytes, kStride, page_bytes});
   group.num_blocks = kBlocks;
   for (std::size_t i = 0; i < tensor_.size(); ++i) tensor_[i] = static_cast<std::byte>(i * 31 + i / kStride);
   ArenaOptions options;
@@ -213,12 +215,14 @@ TEST_F(EngineTest, ManyCopiesBehindASlowStreamArePacedAndAllArrive) {
   std::iota(all.begin(), all.end(), 0);
   auto stored = (*engine)->submit({0, all, all, 0}, {Direction::store, 0, slow.handle(), nullptr});
   ASSERT_TRUE(stored.ok()) << stored.status().message();
-  EXPECT_EQ(stored->lane->before(*stored->transfer, 0, in(10ms)).code(), Code::timeout) << "12,800 copies are not queued at once";
+  EXPECT_EQ(stored->lane->before(*stored->transfer, 0, in(10ms)).code(), Code::timeout)
+      << "12,800 copies are not queued at once";
   EXPECT_EQ(finish(*stored).bytes, kBlocks * pages * page_bytes);
   for (std::int64_t block = 0; block < kBlocks; ++block)
     for (std::int64_t page = 0; page < pages; ++page)
       ASSERT_EQ(std::memcmp((*engine)->slot_address(0, block) + page * page_bytes,
-                            tensor_.data() + block * kStride + page * 2 * page_bytes, page_bytes), 0);
+                            tensor_.data() + block * kStride + page * 2 * page_bytes, page_bytes),
+                0);
 }
 
 TEST_F(EngineTest, CloseLetsTransfersFinishAndRefusesLaterUse) {

@@ -1,0 +1,75 @@
+# Sets KVO_WITH_CUDA and, when on, enables the CUDA language. A compiler is looked for in this order: CUDACXX, nvcc on
+# PATH, NVIDIA's PyPI parts on the Python path (in AUTO only where a GPU driver is present: they are no sign of a wish
+# for CUDA, torch brings some of them). find_package(CUDAToolkit) is not used: it does not understand the PyPI parts.
+foreach(option KVO_CUDA KVO_CUDA_ARCHS)
+  if(NOT DEFINED ${option} AND DEFINED ENV{${option}})
+    set(${option} "$ENV{${option}}")
+  endif()
+endforeach()
+set(KVO_CUDA "${KVO_CUDA}" CACHE STRING "GPU backend: AUTO, ON or OFF")
+set(KVO_CUDA_ARCHS "${KVO_CUDA_ARCHS}" CACHE STRING "GPU architectures; empty: those of a release")
+if(KVO_CUDA STREQUAL "")
+  set(KVO_CUDA AUTO)
+elseif(NOT KVO_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "KVO_CUDA is \"${KVO_CUDA}\"; use AUTO, ON or OFF")
+endif()
+
+# nvcc of the nvidia-cuda-nvcc wheel: <site-packages>/nvidia/cu13/bin/nvcc.
+function(kvo_find_pypi_nvcc result)
+  set(${result} "" PARENT_SCOPE)
+  if(NOT Python_EXECUTABLE)
+    return()
+  endif()
+  execute_process(
+    COMMAND ${Python_EXECUTABLE} -c
+      "import os, sys; p = [os.path.join(d, 'nvidia/cu13') for d in sys.path]; print(next((d for d in p if os.access(d + '/bin/nvcc', os.X_OK) and os.path.exists(d + '/lib/libcudart_static.a')), ''), end='')"
+    OUTPUT_VARIABLE root)
+  if(root)
+    set(${result} "${root}/bin/nvcc" PARENT_SCOPE)
+  endif()
+endfunction()
+
+set(KVO_WITH_CUDA OFF)
+set(missing "KVO_CUDA=OFF")
+if(NOT KVO_CUDA STREQUAL "OFF")
+  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    find_program(CMAKE_CUDA_COMPILER nvcc HINTS /usr/local/cuda/bin DOC "nvcc")
+    set(missing "no nvcc on PATH, and no GPU driver")
+    if(NOT CMAKE_CUDA_COMPILER AND (KVO_CUDA STREQUAL "ON" OR EXISTS /proc/driver/nvidia/version OR EXISTS /dev/dxg))
+      set(missing "no nvcc on PATH, nor PyPI's nvidia-cuda-{nvcc,runtime,crt,cccl} and nvidia-nvvm 13.0")
+      kvo_find_pypi_nvcc(pypi_nvcc)
+      if(pypi_nvcc)
+        set(CMAKE_CUDA_COMPILER "${pypi_nvcc}" CACHE FILEPATH "nvcc" FORCE)
+      endif()
+    endif()
+  endif()
+  if(CMAKE_CUDA_COMPILER OR DEFINED ENV{CUDACXX})
+    set(KVO_WITH_CUDA ON)
+  elseif(KVO_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "KVO_CUDA=ON, but ${missing}; install CUDA 13.0 or set CUDACXX")
+  endif()
+endif()
+
+if(KVO_WITH_CUDA)
+  if(KVO_CUDA_ARCHS)
+    set(CMAKE_CUDA_ARCHITECTURES ${KVO_CUDA_ARCHS})
+  else()
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90 100-real 120-real)
+  endif()
+  if(CMAKE_CUDA_COMPILER MATCHES "/nvidia/cu13/bin/nvcc$")
+    # The wheels keep libraries in lib, where nvcc looks in lib64: CMake's check of the compiler needs this to link.
+    get_filename_component(cu13 "${CMAKE_CUDA_COMPILER}/../.." ABSOLUTE)
+    set(ENV{LIBRARY_PATH} "${cu13}/lib:$ENV{LIBRARY_PATH}")
+  endif()
+  set(CMAKE_CUDA_RUNTIME_LIBRARY None)  # linked by name below: CMake adds it only where a target has .cu sources
+  enable_language(CUDA)
+  string(APPEND CMAKE_CUDA_FLAGS " -std=c++20")  # by hand: CMake 3.25 does not know that nvcc 13 can
+  find_library(KVO_CUDART libcudart_static.a REQUIRED
+               HINTS ${cu13}/lib ${CMAKE_CUDA_HOST_IMPLICIT_LINK_DIRECTORIES} ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.9)
+    message(FATAL_ERROR "${CMAKE_CUDA_COMPILER} is CUDA ${CMAKE_CUDA_COMPILER_VERSION}; 12.9 or newer is needed (releases: 13.0)")
+  endif()
+  message(STATUS "kvoffload: CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
+else()
+  message(STATUS "kvoffload: host backend only (${missing})")
+endif()

@@ -1,0 +1,1 @@
+"""Command line tools. They need the extra: pip install 'kvoffload[cli]'."""
