@@ -1,0 +1,99 @@
+"""How much of a request can be loaded, and when it pays to wait for somebody else's transfer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from kvoffload.ledger import Ledger
+from kvoffload.vllm.groups import ChunkGroup
+from kvoffload.vllm.requests import Answer, RequestState
+
+
+class Lookup:
+    """Answers vLLM's question for external hits; also knows which keys are being loaded for whom.
+
+    A waiting request is asked about in every step, so its answer is kept until `generation` moves: on anything that can
+    turn a miss into a hit or end a wait.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        groups: Sequence[ChunkGroup],
+        unit_tokens: int,
+        deadline_seconds: float,
+        counters: Counter[str],
+    ) -> None:
+        self.generation = 0
+        self._ledger = ledger
+        self._groups = groups
+        self._unit_tokens = unit_tokens
+        self._deadline_seconds = deadline_seconds
+        self._counters = counters
+        self._loading: list[dict[bytes, str]] = [{} for _ in groups]  # per group: key -> the request it is loaded for
+
+    def load_begins(self, state: RequestState, group: ChunkGroup, keys: Sequence[bytes]) -> None:
+        request_id = state.request.request_id
+        for key in keys:
+            self._loading[group.index][key] = request_id
+            state.loading.append((group.index, key))
+
+    def load_ended(self, state: RequestState) -> None:
+        """The request was admitted (only now are its blocks in vLLM's own cache), looked up again, or is gone."""
+        if not state.loading:
+            return
+        for group, key in state.loading:
+            if self._loading[group].get(key) == state.request.request_id:
+                del self._loading[group][key]
+        state.loading = []
+        self.generation += 1
+
+    def answer(self, state: RequestState, now: float) -> Answer:
+        patient = state.waiting_since is None or now - state.waiting_since < self._deadline_seconds
+        stamp = (state.local_tokens, state.request.num_tokens, self.generation)
+        if state.stamp == stamp and (patient or state.answer[0] is not None):
+            return state.answer
+        state.stamp, state.answer = stamp, self._look(state, patient)
+        if state.answer[0] is None and state.waiting_since is None:
+            state.waiting_since = now
+        return state.answer
+
+    def _look(self, state: RequestState, patient: bool) -> Answer:
+        """Hits end on a multiple of every group's chunk, and leave at least one token to compute."""
+        request, local = state.request, state.local_tokens
+        state.release_holds()
+        end = min(request.num_tokens - 1, len(request.block_hashes) * self._groups[0].tokens_per_hash)
+        end -= end % self._unit_tokens
+        wait = False
+        for group in self._groups:
+            first = local // group.tokens_per_chunk
+            keys = group.keys(request.block_hashes, first, end // group.tokens_per_chunk) if end > local else []
+            if not keys:
+                end = local
+                break
+            hold = self._ledger.hold(keys, group.index)
+            state.holds.append(hold)
+            if patient and self._worth_waiting(state, group, keys, hold.keys_held):
+                wait = True
+            end = min(end, (first + hold.keys_held) * group.tokens_per_chunk)
+            end -= end % self._unit_tokens
+        if wait:
+            return None, False
+        if end <= local:
+            state.release_holds()
+            return 0, False
+        return end - local, True
+
+    def _worth_waiting(self, state: RequestState, group: ChunkGroup, keys: Sequence[bytes], ready: int) -> bool:
+        """A load of the same keys for somebody else soon is a local hit; a preempted request's own stores soon end.
+
+        For a new request a key that is being stored is a miss.
+        """
+        loading = self._loading[group.index]
+        if loading and not loading.keys().isdisjoint(keys):
+            self._counters["joins"] += state.waiting_since is None
+            return True
+        if ready < len(keys) and state.request.num_preemptions > 0:
+            return self._ledger.states(keys[ready : ready + 1], group.index) == ["filling"]
+        return False

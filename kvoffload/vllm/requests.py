@@ -1,0 +1,83 @@
+"""What the scheduler half remembers of one request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvoffload.ledger import Hold
+from kvoffload.vllm.groups import ChunkGroup
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+Answer = tuple[int | None, bool]  # of get_num_new_matched_tokens
+Stamp = tuple[int, int, int]  # local tokens, tokens of the request, generation of the ledger
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One request, from its first lookup until it is finished.
+
+    `table`: block ids per group. `next_chunk`: per group the first chunk not yet considered for storing; the earliest
+    of them is complete at `next_tokens`. `muted`: stores nothing until it starts anew; its KV is older than a reset.
+    """
+
+    request: Request
+    local_tokens: int = 0
+    table: list[list[int]] = field(default_factory=list)
+    next_chunk: list[int] = field(default_factory=list)
+    next_tokens: float = math.inf
+    computed_tokens: int = 0
+    muted: bool = False
+    holds: list[Hold] = field(default_factory=list)
+    loading: list[tuple[int, bytes]] = field(default_factory=list)  # (group, key) of a load until it is admitted
+    waiting_since: float | None = None
+    stamp: Stamp | None = None
+    answer: Answer = (0, False)
+
+    def begin(self, groups: Sequence[ChunkGroup], table: Sequence[Sequence[int]]) -> None:
+        """The request was given blocks. All its chunks are looked at again: known ones are only touched."""
+        self.table = [list(blocks) for blocks in table]
+        self.next_chunk = [0] * len(groups)
+        self.computed_tokens = 0
+        self.next_tokens = math.inf if self.muted else min((g.tokens_per_chunk for g in groups), default=math.inf)
+
+    def extend(self, new_blocks: Sequence[Sequence[int]]) -> None:
+        for known, blocks in zip(self.table, new_blocks, strict=False):  # a muted request keeps no table
+            known.extend(blocks)
+
+    def forget_blocks(self) -> None:
+        """Preempted: its blocks are somebody else's."""
+        self.table = []
+        self.next_tokens = math.inf
+
+    def mute(self) -> None:
+        self.muted = True
+        self.forget_blocks()
+
+    def complete_chunks(self, groups: Sequence[ChunkGroup]) -> list[tuple[list[bytes], list[int]]]:
+        """Per group (keys, blocks) of the chunks that were completed since the last call; empty when there are none.
+
+        A chunk is complete when its tokens are computed, or will be at the end of the planned step, and hashed: with
+        asynchronous scheduling the hash comes a step later.
+        """
+        if self.muted or not self.table:
+            return []
+        hashes = self.request.block_hashes
+        found = []
+        for group in groups:
+            tokens = min(self.computed_tokens, len(hashes) * group.tokens_per_hash)
+            first, end = self.next_chunk[group.index], tokens // group.tokens_per_chunk
+            blocks = self.table[group.index][first * group.blocks_per_chunk : end * group.blocks_per_chunk]
+            found.append((group.keys(hashes, first, end) if end > first else [], blocks))
+            self.next_chunk[group.index] = max(first, end)
+        self.next_tokens = min((self.next_chunk[g.index] + 1) * g.tokens_per_chunk for g in groups)
+        return found if any(keys for keys, _ in found) else []
+
+    def release_holds(self) -> None:
+        for hold in self.holds:
+            hold.release()
+        self.holds = []

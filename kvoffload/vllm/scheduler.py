@@ -1,0 +1,273 @@
+"""The ledger half: runs in vLLM's scheduler, knows keys and blocks, plans what the workers' movers do.
+
+A request:  new -> lookup -> wait (None) | planned load -> running -> finished | preempted -> lookup ...
+Blocks are never held back: stores in flight are protected by the fence, loads by vLLM, which holds the blocks of a
+request that waits for one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from kvoffload.ledger import Ledger
+from kvoffload.messages import FinishedJob, Hello, Job
+from kvoffload.vllm.fence import Fence
+from kvoffload.vllm.groups import ChunkGroup, hit_unit_tokens, make_groups
+from kvoffload.vllm.lookup import Lookup
+from kvoffload.vllm.metadata import NOTHING, Load, StepPlan, WorkerReport
+from kvoffload.vllm.options import Options
+from kvoffload.vllm.requests import Answer, RequestState
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+Chunks = list[tuple[list[bytes], list[int]]]  # per group: keys, blocks
+
+
+class LedgerHalf:
+    """All calls come from the scheduler's thread, in the order of vLLM's steps."""
+
+    def __init__(self, options: Options, kv_cache_config: KVCacheConfig, tokens_per_hash: int, ranks: int) -> None:
+        self.ledger = Ledger(ranks=ranks, deadline_seconds=options.deadline_seconds)
+        self.counters: Counter[str] = Counter()
+        self.groups: tuple[ChunkGroup, ...] = ()  # none before all workers said hello: nothing is served till then
+        self._deadline_seconds = options.deadline_seconds
+        self._kv_cache_config = kv_cache_config
+        self._tokens_per_hash = tokens_per_hash
+        self._lookup: Lookup | None = None
+        self._requests: dict[str, RequestState] = {}
+        self._fence = Fence()
+        self._open_jobs: set[int] = set()
+        self._admitted: set[str] = set()  # given blocks in this schedule()
+        self._loads: list[Load] = []  # planned in this schedule()
+        self._early: Chunks = []  # of requests finished since the last plan
+
+    def hello(self, hellos: Iterable[Hello]) -> None:
+        """All ranks' Hellos. Raises InvalidInput when they disagree."""
+        for hello in hellos:
+            self.ledger.hello(hello)
+            blocks_per_chunk = hello.blocks_per_chunk
+        self.groups = make_groups(self._kv_cache_config, blocks_per_chunk, self._tokens_per_hash)
+        self._lookup = Lookup(
+            self.ledger, self.groups, hit_unit_tokens(self.groups), self._deadline_seconds, self.counters
+        )
+
+    # ---- lookup and load
+
+    def matched_tokens(self, request: Request, local_tokens: int) -> Answer:
+        """Tokens that can be loaded beyond the local hit; None: ask again. Idempotent: vLLM asks in every step."""
+        state = self._requests.get(request.request_id)
+        if state is None:
+            state = self._requests[request.request_id] = RequestState(request)
+        state.local_tokens = local_tokens
+        state.muted = False  # it starts from nothing (or from blocks that are valid now)
+        if self._lookup is None or request.skip_reading_prefix_cache:
+            return 0, False
+        self._lookup.load_ended(state)  # only after a failed load; a good one is admitted without a lookup
+        return self._lookup.answer(state, time.monotonic())
+
+    def allocated(self, request: Request, blocks: KVCacheBlocks, external_tokens: int) -> None:
+        """Blocks were given out: with external_tokens > 0 for a load, else for running. Loads are planned here."""
+        state = self._requests.get(request.request_id)
+        if state is None:
+            state = self._requests[request.request_id] = RequestState(request)
+        table = blocks.get_block_ids()
+        for spec, ids in zip(self._kv_cache_config.kv_cache_groups, table, strict=True):
+            self._fence.hand_out(ids[state.local_tokens // spec.kv_cache_spec.block_size :])
+        state.begin(self.groups, table)
+        self._admitted.add(request.request_id)
+        if external_tokens > 0:
+            self._plan_load(state, external_tokens)
+        elif self._lookup is not None:
+            self._lookup.load_ended(state)
+        state.release_holds()
+        state.waiting_since = None
+        state.stamp = None
+
+    def _plan_load(self, state: RequestState, external_tokens: int) -> None:
+        assert self._lookup is not None
+        jobs: list[Job] = []
+        end_tokens = state.local_tokens + external_tokens
+        for group in self.groups:
+            first, end = state.local_tokens // group.tokens_per_chunk, end_tokens // group.tokens_per_chunk
+            keys = group.keys(state.request.block_hashes, first, end)
+            first_block = first * group.blocks_per_chunk
+            blocks = state.table[group.index][first_block : end * group.blocks_per_chunk]
+            skip = state.local_tokens // group.tokens_per_block - first_block
+            whole = end * group.tokens_per_chunk == end_tokens  # vLLM may have changed what we promised
+            job = self.ledger.plan_load(keys, blocks, group.index, skip) if whole else None
+            if job is None:
+                self._refuse_load(state, jobs)
+                return
+            jobs.append(job)
+            self._lookup.load_begins(state, group, keys)
+        self._open_jobs.update(job.id for job in jobs)
+        self._loads.append(Load(state.request.request_id, tuple(jobs)))
+        self.counters["loads"] += len(jobs)
+        self.counters["hit_tokens"] += external_tokens
+        self.counters["resumed_by_load"] += state.request.num_preemptions > 0
+
+    def _refuse_load(self, state: RequestState, planned: list[Job]) -> None:
+        """A promise that cannot be kept (held keys make that impossible but for faults): a failed load, a recompute."""
+        assert self._lookup is not None
+        for job in planned:
+            self.ledger.abandon(job.id)
+        self._lookup.load_ended(state)
+        blocks = tuple(
+            block
+            for group in self.groups
+            for block in state.table[group.index][state.local_tokens // group.tokens_per_block :]
+        )
+        self._loads.append(Load(state.request.request_id, (), blocks))
+        self.counters["refused_loads"] += 1
+
+    # ---- one plan a step
+
+    def plan(self, scheduled: SchedulerOutput) -> StepPlan:
+        """What the workers do in this step, besides the model."""
+        for job in self.ledger.expire():
+            self._give_up(job)
+        early, self._early = self._early, []
+        for request_id in scheduled.preempted_req_ids or ():
+            # One that was preempted and admitted in the same schedule() has new blocks already.
+            if request_id in self._requests and request_id not in self._admitted:
+                self._leave(self._requests[request_id], early)
+        early_jobs = self._plan_stores(early)
+        self.counters["early_stores"] += len(early_jobs)
+        complete = self._advance(scheduled)
+        flush = self._fence.jobs_to_flush()
+        self.counters["flushes"] += len(flush)
+        stores = self._plan_stores(complete)
+        loads, self._loads = tuple(self._loads), []
+        self._admitted.clear()
+        if not (early_jobs or flush or loads or stores):
+            return NOTHING
+        return StepPlan(early_jobs, flush, loads, stores)
+
+    def _advance(self, scheduled: SchedulerOutput) -> Chunks:
+        """Follow the running requests by this step; the chunks that it completes."""
+        chunks: Chunks = []
+        step_tokens, drafts = scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens
+        for new in scheduled.scheduled_new_reqs:
+            state = self._requests[new.req_id]
+            state.computed_tokens = new.num_computed_tokens + step_tokens[new.req_id] - len(drafts.get(new.req_id, ()))
+            if state.computed_tokens >= state.next_tokens:
+                chunks += state.complete_chunks(self.groups)
+        running = scheduled.scheduled_cached_reqs
+        for request_id, blocks, before in zip(
+            running.req_ids, running.new_block_ids, running.num_computed_tokens, strict=True
+        ):
+            state = self._requests[request_id]
+            if blocks is not None and request_id not in self._admitted:
+                state.extend(blocks)
+                for new_blocks in blocks:
+                    self._fence.hand_out(new_blocks)
+            computed = before + step_tokens[request_id]
+            if drafts:
+                computed -= len(drafts.get(request_id, ()))
+            state.computed_tokens = computed
+            if computed >= state.next_tokens:
+                chunks += state.complete_chunks(self.groups)
+        return chunks
+
+    def _leave(self, state: RequestState, early: Chunks) -> None:
+        """The request gave up its blocks. What is complete in them is stored before anything overwrites it."""
+        early += state.complete_chunks(self.groups)
+        state.forget_blocks()
+
+    def _plan_stores(self, chunks: Chunks) -> tuple[Job, ...]:
+        """As few jobs as can be: fewer messages, and copies of one step share their order anyway."""
+        jobs = []
+        for group in self.groups if chunks else ():
+            for keys, blocks in _batches(chunks[group.index :: len(self.groups)]):
+                job = self.ledger.plan_store(keys, blocks, group.index)
+                if job is None:
+                    continue
+                self._fence.reading(job.id, job.blocks)
+                self._open_jobs.add(job.id)
+                self.counters["stored_chunks"] += len(job.slots)
+                jobs.append(job)
+        self.counters["stores"] += len(jobs)
+        return tuple(jobs)
+
+    # ---- what came back
+
+    def received(self, output: KVConnectorOutput) -> None:
+        report = output.kv_connector_worker_meta
+        if report is None:
+            return
+        assert isinstance(report, WorkerReport)
+        for results in report.results:
+            for job in self.ledger.apply(results):
+                self._finished(job)
+
+    def _finished(self, job: FinishedJob) -> None:
+        self._open_jobs.discard(job.id)
+        self._fence.done(job.id)
+        if not job.ok and not job.late:
+            self.counters[f"failed_{job.kind}s"] += 1
+        self._changed()
+
+    def _give_up(self, job: FinishedJob) -> None:
+        """Past its deadline. It may still read its blocks, so the fence keeps it; the engine need not step for it."""
+        self._open_jobs.discard(job.id)
+        self.counters[f"expired_{job.kind}s"] += 1
+        self._changed()
+
+    def _changed(self) -> None:
+        if self._lookup is not None:
+            self._lookup.generation += 1
+
+    def request_finished(self, request: Request) -> None:
+        """In every state, also aborted while it waits. Its blocks are freed right after this."""
+        state = self._requests.pop(request.request_id, None)
+        if state is None:
+            return
+        state.release_holds()
+        if self._lookup is not None:
+            self._lookup.load_ended(state)
+        self._leave(state, self._early)
+
+    def reset(self) -> None:
+        """Nothing stored so far is ever served again; KV computed so far is not stored any more."""
+        self.ledger.reset()
+        self._early = []
+        for state in self._requests.values():
+            state.release_holds()
+            state.mute()
+        self.counters["resets"] += 1
+        self._changed()
+
+    def has_pending_work(self) -> bool:
+        """Whether the engine must go on stepping without requests, so that stores are sent and their ends heard of."""
+        return bool(self._open_jobs) or bool(self._early)
+
+
+def _batches(chunks: Chunks) -> Chunks:
+    """Joins what several requests have to store. No block comes twice in one: a block that requests share may be part
+    of different chunks of theirs. A beginning that they share comes once.
+    """
+    batches: Chunks = []
+    seen_keys: set[bytes] = set()
+    seen_blocks: set[int] = set()
+    for keys, blocks in chunks:
+        known = next((i for i, key in enumerate(keys) if key not in seen_keys), len(keys))
+        if known == len(keys):
+            continue
+        if known:
+            blocks, keys = blocks[known * len(blocks) // len(keys) :], keys[known:]
+        if not batches or not seen_blocks.isdisjoint(blocks):
+            batches.append(([], []))
+            seen_blocks.clear()
+        batches[-1][0].extend(keys)
+        batches[-1][1].extend(blocks)
+        seen_keys.update(keys)
+        seen_blocks.update(blocks)
+    return batches

@@ -1,0 +1,176 @@
+"""What is refused when the connector is made, and how registered tensors become a layout. No engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed; `make test-vllm` installs it with vLLM")
+pytest.importorskip("vllm", reason="vLLM is not installed; `make test-vllm` installs it")
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec  # noqa: E402
+
+from kvoffload.errors import InvalidInput, Unsupported, UnsupportedLayout  # noqa: E402
+from kvoffload.vllm import support  # noqa: E402
+from kvoffload.vllm.groups import make_groups  # noqa: E402
+from kvoffload.vllm.options import Options  # noqa: E402
+from kvoffload.vllm.tensors import layout_of  # noqa: E402
+
+pytestmark = pytest.mark.vllm
+
+BLOCKS, TOKENS, HEADS, DIM = 10, 16, 2, 64
+
+
+def full_attention() -> FullAttentionSpec:
+    return FullAttentionSpec(block_size=TOKENS, num_kv_heads=HEADS, head_size=DIM, dtype=torch.float16)
+
+
+def kv_cache_config(*specs: Any, layers: int = 2) -> Any:
+    groups = [
+        SimpleNamespace(kv_cache_spec=spec, layer_names=[f"layer {i}.{j}" for j in range(layers)], is_eagle_group=False)
+        for i, spec in enumerate(specs)
+    ]
+    return SimpleNamespace(kv_cache_groups=groups, num_blocks=BLOCKS, needs_kv_cache_zeroing=False)
+
+
+def vllm_config(**changes: Any) -> Any:
+    parallel = SimpleNamespace(data_parallel_size=1, prefill_context_parallel_size=1, decode_context_parallel_size=1)
+    config = SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(kv_role="kv_both", engine_id="e"),
+        parallel_config=parallel,
+        cache_config=SimpleNamespace(prefix_match_unit=None),
+        speculative_config=None,
+        use_v2_model_runner=False,
+    )
+    for path, value in changes.items():
+        owner, _, name = path.rpartition("__")
+        setattr(getattr(config, owner) if owner else config, name, value)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "lacks the option 'host'"),
+        ({"hots": "1GiB"}, "did you mean 'host'"),
+        ({"host": "10g"}, "host is '10g'"),
+        ({"host": True}, "host is True"),
+        ({"host": "1GiB", "blocks_per_chunk": 0}, "'blocks_per_chunk' is 0"),
+        ({"host": "1GiB", "blocks_per_chunk": 1.5}, "'blocks_per_chunk' is 1.5"),
+        ({"host": "1GiB", "deadline_seconds": -1}, "'deadline_seconds' is -1"),
+        ({"host": "1GiB", "deadline_seconds": float("inf")}, "'deadline_seconds' is inf"),
+    ],
+)
+def test_bad_options_are_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        Options.parse(given)
+
+
+def test_options() -> None:
+    assert Options.parse({"host": 2**30, "blocks_per_chunk": 4, "deadline_seconds": 5}) == Options(2**30, 4, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        (
+            SlidingWindowSpec(
+                block_size=TOKENS, num_kv_heads=HEADS, head_size=DIM, dtype=torch.float16, sliding_window=128
+            ),
+            "SlidingWindowSpec",
+        ),
+        (MambaSpec(block_size=TOKENS, shapes=((4, 4),), dtypes=(torch.float16,)), "MambaSpec"),
+    ],
+)
+def test_groups_not_served_are_refused_with_the_reason(spec: Any, name: str) -> None:
+    with pytest.raises(Unsupported, match=f"group 1 is of kind {name}.*full attention and MLA are"):
+        support.check_config(vllm_config(), kv_cache_config(full_attention(), spec))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_transfer_config__kv_role": "kv_producer"}, "use kv_role='kv_both'"),
+        ({"parallel_config__data_parallel_size": 2}, "data parallelism"),
+        ({"kv_transfer_config__engine_id": "e_dp0"}, "data parallelism"),
+        ({"parallel_config__decode_context_parallel_size": 2}, "decode_context_parallel_size"),
+        ({"speculative_config": SimpleNamespace(method="eagle3")}, "'eagle3'.*ngram and suffix are"),
+    ],
+)
+def test_settings_not_served_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
+        support.check_config(vllm_config(**changes), kv_cache_config(full_attention()))
+
+
+def test_zeroing_is_refused_on_runner_v2_only() -> None:
+    groups = kv_cache_config(full_attention())
+    groups.needs_kv_cache_zeroing = True
+    support.check_config(vllm_config(), groups)
+    with pytest.raises(Unsupported, match="runner V2"):
+        support.check_config(vllm_config(use_v2_model_runner=True), groups)
+
+
+def test_served_configurations_pass() -> None:
+    latent = MLAAttentionSpec(block_size=TOKENS, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
+    support.check_config(vllm_config(), kv_cache_config(full_attention()))
+    support.check_config(vllm_config(), kv_cache_config(latent))
+
+
+def test_a_chunk_that_ends_between_hashes_is_refused() -> None:
+    with pytest.raises(Unsupported, match="blocks_per_chunk"):
+        make_groups(kv_cache_config(full_attention()), [1], tokens_per_hash=32)
+
+
+def page_bytes(spec: Any) -> int:
+    return spec.unpadded_page_size_bytes
+
+
+def test_layer_by_layer() -> None:
+    spec = full_attention()
+    tensors = {f"layer 0.{i}": torch.zeros(BLOCKS, HEADS, TOKENS, 2 * DIM, dtype=torch.float16) for i in range(2)}
+    (group,) = layout_of(tensors, kv_cache_config(spec), 3).groups
+    assert (group.num_blocks, group.blocks_per_chunk, group.tokens_per_block) == (BLOCKS, 3, TOKENS)
+    assert group.block_bytes == 2 * page_bytes(spec)
+
+
+def test_one_row_per_block_is_one_page() -> None:
+    spec = full_attention()
+    storage = torch.zeros(BLOCKS, 2, HEADS, TOKENS, 2 * DIM, dtype=torch.float16)
+    tensors = {f"layer 0.{i}": storage[:, i] for i in range(2)}
+    (group,) = layout_of(tensors, kv_cache_config(spec), 1).groups
+    assert [page.bytes for page in group.geometry.pages] == [2 * page_bytes(spec)]
+
+
+def test_blocks_cut_in_kernel_blocks() -> None:
+    spec = full_attention()
+    tensors = {
+        f"layer 0.{i}": torch.zeros(4 * BLOCKS, HEADS, TOKENS // 4, 2 * DIM, dtype=torch.float16) for i in range(2)
+    }
+    (group,) = layout_of(tensors, kv_cache_config(spec), 1).groups
+    assert group.num_blocks == BLOCKS
+    assert group.block_bytes == 2 * page_bytes(spec)
+
+
+def test_padded_pages_are_moved_without_their_padding() -> None:
+    spec = full_attention()
+    pad = 512
+    storage = torch.zeros(BLOCKS, page_bytes(spec) // 2 + pad, dtype=torch.float16)
+    view = storage[:, : page_bytes(spec) // 2].unflatten(1, (HEADS, TOKENS, 2 * DIM))
+    (group,) = layout_of({"layer 0.0": view}, kv_cache_config(spec, layers=1), 1).groups
+    assert [(page.bytes, page.block_stride) for page in group.geometry.pages] == [
+        (page_bytes(spec), page_bytes(spec) + 2 * pad)
+    ]
+
+
+def test_heads_outside_of_blocks_are_pages_of_their_own() -> None:
+    spec = full_attention()
+    storage = torch.zeros(HEADS, BLOCKS, TOKENS, 2 * DIM, dtype=torch.float16)
+    (group,) = layout_of({"layer 0.0": storage.transpose(0, 1)}, kv_cache_config(spec, layers=1), 1).groups
+    assert [page.bytes for page in group.geometry.pages] == [page_bytes(spec) // HEADS] * HEADS
+
+
+def test_tensors_not_understood_are_refused_with_shape_and_strides() -> None:
+    keys_and_values = torch.zeros(2, BLOCKS, TOKENS, HEADS, DIM, dtype=torch.float16)
+    with pytest.raises(UnsupportedLayout, match=r"layer 0\.0: shape \(2, 10, 16, 2, 64\), strides"):
+        layout_of({"layer 0.0": keys_and_values}, kv_cache_config(full_attention(), layers=1), 1)
