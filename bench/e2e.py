@@ -6,8 +6,12 @@ Llama-3.1-8B geometry, bf16, dummy weights (right for times, useless for checkin
 graphs for decode. One process for each system and model runner. Every prompt is asked once cold, then, with vLLM's own
 prefix cache emptied, once more: the second answer is `ttft_ms`. The cached tokens that vLLM counted prove that it was a
 hit; where they are too few, that is named as a problem and the figure is left out.
+
+KVO_E2E_LENGTHS, KVO_E2E_REPEATS: prompt lengths and repeats. KVO_E2E_LOCK=FILE: several may be started at once; each
+imports, then waits for the ones before it to end.
 """
 
+import fcntl
 import json
 import os
 import random
@@ -27,7 +31,7 @@ import results  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402  (after the environment is set)
 
 LENGTHS = [int(n) for n in os.environ.get("KVO_E2E_LENGTHS", "512,2048,8192,32768,65536").split(",")]
-REPEATS = 3
+REPEATS = int(os.environ.get("KVO_E2E_REPEATS", "3"))
 HOST_BYTES = 16 << 30
 HIT_SHARE = 0.95  # a tail shorter than a chunk is computed
 KV_BYTES_PER_TOKEN = 2 * 32 * 8 * 128 * 2
@@ -133,7 +137,14 @@ class Bench:
             self.record("tokens_per_s.hit100", tokens / hit, cached, tokens)
 
 
+def wait_for_turn() -> None:
+    if path := os.environ.get("KVO_E2E_LOCK"):
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR)  # open until the process has ended and freed its GPU memory
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
 def main() -> None:
+    wait_for_turn()
     bench = Bench()
     bench.generate([bench.prompt(256)])
     bench.generate([bench.prompt(4096)])

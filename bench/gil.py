@@ -3,8 +3,8 @@
     gil.py
 
 The counting thread and the thread that submits share the interpreter lock; what is measured is all that the submitting
-thread and ours take from it. Quiet and busy half-seconds alternate. The counting thread has a core to itself (two logical
-ones where the machine has such pairs), or the other threads' work on that core would be measured, not the lock.
+thread and ours take from it. Quiet and busy half-seconds alternate. The counting thread has a core to itself (two
+logical ones), or the other threads' work on that core would be measured, not the lock.
 """
 
 import os
@@ -71,7 +71,10 @@ def main() -> None:
         spinner.thread.join()
     mover.close()
     drops = [100 * (1 - busy / idle) for idle, busy in rates]
-    metrics = {"gil.spin_drop_pct": statistics.median(drops), "gil.moved_gb_per_s": sum(moved) / (PAIRS * SECONDS) / 1e9}
+    metrics = {
+        "gil.spin_drop_pct": statistics.median(drops),
+        "gil.moved_gb_per_s": sum(moved) / (PAIRS * SECONDS) / 1e9,
+    }
     results.write("gil", metrics, counts_per_second=rates, drops_percent=drops, seconds=SECONDS)
 
 

@@ -6,7 +6,7 @@
 #   h200.sh micro                 pool (first: it wants a cold machine), submit, gil, copies
 #   h200.sh vllm-install DIR      install one part of a packed vLLM (DIR/install.sh)
 #   h200.sh vllm-order [RUNNER]   order and bytes inside a real vLLM; KVO_ORDER_MODES=plain,nofence picks modes
-#   h200.sh e2e SYSTEM RUNNER     time to first token and throughput: {none|native|lmcache|kvoffload} {v1|v2}
+#   h200.sh e2e SYSTEM-RUNNER...  time to first token and throughput: {none|native|lmcache|kvoffload}-{v1|v2}
 # KVO_COMMIT names the commit that is measured.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -47,15 +47,23 @@ memcheck() {
 
 case "$stage" in
   build) build ;;
-  tests) run_pytest gpu-tests -n 8 -m gpu tests/python tests/gpu ${1:+-k "$1"} ;;
+  tests)  # on 8 processes; the test that reads the GPU's free memory has it to itself
+    run_pytest gpu-tests -n 8 -m gpu tests/python tests/gpu -k "${1:-not keeping_gpu_memory}"
+    run_pytest gpu-alone -m gpu tests/gpu -k keeping_gpu_memory
+    ;;
   memcheck) memcheck ;;
   micro) for name in ${*:-pool submit gil copies}; do echo "== $name"; python3 "bench/$name.py"; done ;;
   vllm-install) bash "$1/install.sh" && echo "installed $1" ;;
   vllm-order | e2e)
     . "$HOME/vllm-site/env.sh"
     if [ "$stage" = e2e ]; then
-      python3 bench/e2e.py "$1" "$2" >"$OUT/e2e-$1-$2.log" 2>&1 || { tail -25 "$OUT/e2e-$1-$2.log"; exit 1; }
-      grep -E '^(e2e|PROBLEM)|kvoffload' "$OUT/e2e-$1-$2.log" | cut -c1-250 | tail -30
+      export KVO_E2E_LOCK=/tmp/e2e.lock  # one after the other, but for their imports
+      for run in "$@"; do
+        (python3 bench/e2e.py "${run%-*}" "${run#*-}" >"/tmp/e2e-$run.log" 2>&1 || { echo "$run failed"; tail -25 "/tmp/e2e-$run.log" | cut -c1-300; }) &
+        sleep 1
+      done
+      wait
+      for run in "$@"; do grep -E '^(e2e|PROBLEM)|kvoffload: host' "/tmp/e2e-$run.log" | cut -c1-250; done
     else
       python3 tests/gpu/vllm_order.py "$@"
     fi

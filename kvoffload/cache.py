@@ -72,8 +72,8 @@ class KVCache:
     ) -> Transfer:  # fmt: skip
         """Bring `keys` into `block_ids` (len(keys) * blocks_per_chunk); returns at once, see `Transfer.before`.
 
-        The first `skip_blocks` blocks of the first chunk are left untouched. Raises `MissingKey` when a key is not ready
-        in host memory, else as `store`.
+        The first `skip_blocks` blocks of the first chunk are left untouched. Raises `MissingKey` when a key is
+        not ready in host memory, else as `store`.
         """
         self._settle()
         if not len(keys):
@@ -81,7 +81,9 @@ class KVCache:
         job = self._ledger.plan_load(keys, _plain(block_ids), group, skip_blocks)
         if job is None:
             held = self._ledger.lookup(keys, group).host
-            raise MissingKey(f"load of {len(keys)} keys: only the first {held} are ready in host memory; look keys up first")
+            raise MissingKey(
+                f"load of {len(keys)} keys: only the first {held} are ready in host memory; look keys up first"
+            )
         return self._submit(job, stream, after)
 
     def reset(self) -> None:
@@ -120,7 +122,7 @@ class KVCache:
         return self._mover.store(none, none, group=group, stream=stream)
 
     def _settle(self) -> None:
-        """Tell the ledger what ended and how much of the arena is ready. Every call does it, so that nothing waits for poll()."""
+        """Tell the ledger what ended and what of the arena is ready. Every call does, so nothing waits for a poll()."""
         with self._settling:
             results = Results(rank=0, results=self._mover.poll(), hello=self._mover.hello_if_changed())
             if results.results or results.hello:
@@ -131,8 +133,10 @@ class KVCache:
 def _plain(block_ids: Ids) -> list[int]:
     array = np.asarray(block_ids)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise InvalidInput(f"block_ids: give a flat sequence of whole numbers, not {array.dtype} of shape {array.shape}")
-    return array.tolist()  # type: ignore[no-any-return]
+        raise InvalidInput(
+            f"block_ids: give a flat sequence of whole numbers, not {array.dtype} of shape {array.shape}"
+        )
+    return array.tolist()
 
 
 __all__ = ["OPTIONS", "KVCache", "TransferResult"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import logging
 import weakref
@@ -169,7 +170,7 @@ class Mover:
         except WaitTimeout:
             _leaked.append((self._engine, self._arena, self.layout))
             logger.warning(
-                "kvoffload: transfers still ran after %.1f s; %d bytes of host memory are left to them until the process ends",
+                "kvoffload: transfers still ran after %.1f s; %d bytes of host memory are theirs until it ends",
                 timeout_seconds, self._arena.bytes,
             )  # fmt: skip
 
@@ -210,7 +211,5 @@ def _ids(values: Ids, name: str) -> npt.NDArray[np.int64]:
 @atexit.register
 def _close_all() -> None:
     for mover in list(_open_movers):
-        try:
+        with contextlib.suppress(KVOffloadError):  # a forked child: not ours to close
             mover.close(timeout_seconds=1.0)
-        except KVOffloadError:  # a forked child: not ours to close
-            pass

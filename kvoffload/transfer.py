@@ -14,7 +14,7 @@ FOREVER_SECONDS = 1e9
 
 @dataclass(frozen=True, slots=True)
 class TransferResult:
-    """What became of a transfer: `bytes` moved, `seconds` on the device, the `path` taken; `error` says why not `ok`."""
+    """How a transfer ended: `bytes` moved, `seconds` on the device, the `path` taken; `error`: why it is not `ok`."""
 
     ok: bool
     bytes: int
@@ -39,8 +39,8 @@ class Transfer:
         """Make later work on `stream` run after these copies: a load's bytes are seen, a store's blocks may be reused.
 
         Waits on the host only until the copies are enqueued. On the host device with stream None the calling thread is
-        the stream, so it waits for the copies. Raises `WaitTimeout` past the deadline, `DeviceError` or `Cancelled` when
-        the transfer failed.
+        the stream, so it waits for the copies. Raises `WaitTimeout` past the deadline, `DeviceError` or `Cancelled`
+        when the transfer failed.
         """
         self._handle.check()
         self._handle.before(stream_handle(stream, self._layout), timeout_seconds)
@@ -50,7 +50,7 @@ class Transfer:
         return self._handle.done()
 
     def wait(self, timeout_seconds: float | None = None) -> TransferResult:
-        """Wait on the host until the transfer has ended. Raises `WaitTimeout`; a failure is in the result, not raised."""
+        """Wait on the host until the transfer has ended. A failure is in the result; `WaitTimeout` is raised."""
         self._handle.wait(FOREVER_SECONDS if timeout_seconds is None else timeout_seconds)
         result = self.result
         assert result is not None

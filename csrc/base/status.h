@@ -49,8 +49,8 @@ class [[nodiscard]] Result {
   std::optional<T> value_;
 };
 
-#define KVO_TRY(expression)                           \
-  do {                                                \
+#define KVO_TRY(expression)                                                           \
+  do {                                                                                \
     if (::kvo::Status kvo_status = (expression); !kvo_status.ok()) return kvo_status; \
   } while (false)
 

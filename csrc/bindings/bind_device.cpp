@@ -17,14 +17,20 @@ static void bind_host_stream(py::module_& m) {
       .def(py::init([] { return owned_by_python(std::make_unique<HostStream>()); }))
       .def_property_readonly("handle", &HostStream::handle)
       .def("delay", &HostStream::delay, py::arg("seconds"), "Enqueue a pause, as a slow kernel would be.")
-      .def("fill", [](HostStream& stream, std::uintptr_t address, std::int64_t bytes, std::uint8_t value) {
-             stream.fill(reinterpret_cast<std::byte*>(address), bytes, value);
-           }, py::arg("address"), py::arg("bytes"), py::arg("value"),
-           "Enqueue setting [address, address + bytes) to value. The caller keeps the memory alive.")
-      .def("copy", [](HostStream& stream, std::uintptr_t dst, std::uintptr_t src, std::int64_t bytes) {
-             const CopySpan span{reinterpret_cast<std::byte*>(dst), reinterpret_cast<const std::byte*>(src), bytes};
-             throw_if_error(stream.copy(std::span(&span, 1), Direction::load));
-           }, py::arg("dst"), py::arg("src"), py::arg("bytes"), "Enqueue one copy between addresses.")
+      .def(
+          "fill",
+          [](HostStream& stream, std::uintptr_t address, std::int64_t bytes, std::uint8_t value) {
+            stream.fill(reinterpret_cast<std::byte*>(address), bytes, value);
+          },
+          py::arg("address"), py::arg("bytes"), py::arg("value"),
+          "Enqueue setting [address, address + bytes) to value. The caller keeps the memory alive.")
+      .def(
+          "copy",
+          [](HostStream& stream, std::uintptr_t dst, std::uintptr_t src, std::int64_t bytes) {
+            const CopySpan span{reinterpret_cast<std::byte*>(dst), reinterpret_cast<const std::byte*>(src), bytes};
+            throw_if_error(stream.copy(std::span(&span, 1), Direction::load));
+          },
+          py::arg("dst"), py::arg("src"), py::arg("bytes"), "Enqueue one copy between addresses.")
       .def("synchronize", &HostStream::synchronize, Release(), "Wait until all that is enqueued has run.");
 }
 
@@ -39,9 +45,13 @@ void bind_device(py::module_& m) {
 #else
   m.attr("with_cuda") = false;
 #endif
-  m.def("cuda_spin", [](int ordinal, StreamHandle stream, double seconds) {
-          throw_if_error(launch_spin(ordinal, stream, static_cast<std::int64_t>(seconds * 1e9)));
-        }, py::arg("ordinal"), py::arg("stream"), py::arg("seconds"), "Tests and benchmarks: a kernel that only takes time.");
+  m.def(
+      "cuda_spin",
+      [](int ordinal, StreamHandle stream, double seconds) {
+        throw_if_error(launch_spin(ordinal, stream, static_cast<std::int64_t>(seconds * 1e9)));
+      },
+      py::arg("ordinal"), py::arg("stream"), py::arg("seconds"),
+      "Tests and benchmarks: a kernel that only takes time.");
   bind_host_stream(m);
 }
 

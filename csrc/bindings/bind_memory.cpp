@@ -46,8 +46,8 @@ static void wait_ready(Arena& arena, std::int64_t bytes, double timeout_seconds)
 
 void bind_memory(py::module_& m) {
   py::class_<Arena, std::shared_ptr<Arena>>(m, "Arena")
-      .def(py::init([](std::shared_ptr<Device> device, std::int64_t bytes, bool huge_pages, bool background, int threads,
-                       std::string cgroup_root, std::string proc_root) {
+      .def(py::init([](std::shared_ptr<Device> device, std::int64_t bytes, bool huge_pages, bool background,
+                       int threads, std::string cgroup_root, std::string proc_root) {
              ArenaOptions options;
              options.bytes = bytes;
              options.huge_pages = huge_pages;
@@ -57,11 +57,13 @@ void bind_memory(py::module_& m) {
              options.proc_root = std::move(proc_root);
              return make_arena(std::move(device), std::move(options));
            }),
-           py::arg("device"), py::arg("bytes"), py::kw_only(), py::arg("huge_pages") = true, py::arg("background") = true,
-           py::arg("threads") = 16, py::arg("cgroup_root") = "/sys/fs/cgroup", py::arg("proc_root") = "/proc")
+           py::arg("device"), py::arg("bytes"), py::kw_only(), py::arg("huge_pages") = true,
+           py::arg("background") = true, py::arg("threads") = 16, py::arg("cgroup_root") = "/sys/fs/cgroup",
+           py::arg("proc_root") = "/proc")
       .def_property_readonly("bytes", &Arena::bytes)
       .def_property_readonly("ready_bytes", &Arena::ready_bytes)
-      .def_property_readonly("address", [](const Arena& arena) { return reinterpret_cast<std::uintptr_t>(arena.base()); })
+      .def_property_readonly("address",
+                             [](const Arena& arena) { return reinterpret_cast<std::uintptr_t>(arena.base()); })
       .def("wait_ready", &wait_ready, py::arg("bytes"), py::arg("timeout_seconds"))
       .def("report", &report_dict);
 }

@@ -25,8 +25,8 @@ struct Mark {  // a point in a caller's stream
 
 std::span<const std::int64_t> view(const Ids& ids) { return {ids.data(), static_cast<std::size_t>(ids.size())}; }
 
-TransferHandle submit(Engine& engine, bool store, int group, const Ids& blocks, const Ids& slots, std::int64_t skip_blocks,
-                      StreamHandle stream, const Mark* after, std::int64_t job) {
+TransferHandle submit(Engine& engine, bool store, int group, const Ids& blocks, const Ids& slots,
+                      std::int64_t skip_blocks, StreamHandle stream, const Mark* after, std::int64_t job) {
   const Request request{group, view(blocks), view(slots), skip_blocks};
   SubmitOptions options{store ? Direction::store : Direction::load, job, stream, after ? after->event : nullptr};
   auto call = [&] { return engine.submit(request, options); };
@@ -82,20 +82,24 @@ void without_gil(Call call) {
 void bind_handle(py::module_& m) {
   py::class_<Mark>(m, "Mark", "A point in a caller's stream, for `after=`.");
   py::class_<TransferHandle>(m, "TransferHandle")
-      .def("before", [](TransferHandle& handle, StreamHandle stream, double timeout_seconds) {
+      .def("before",
+           [](TransferHandle& handle, StreamHandle stream, double timeout_seconds) {
              check_owner(handle);
              without_gil([&] { return handle.lane->before(*handle.transfer, stream, deadline_in(timeout_seconds)); });
            })
       .def("check", &check_owner)
-      .def("done", [](TransferHandle& handle) {
+      .def("done",
+           [](TransferHandle& handle) {
              check_owner(handle);
              return handle.lane->done(*handle.transfer);
            })
-      .def("wait", [](TransferHandle& handle, double timeout_seconds) {
+      .def("wait",
+           [](TransferHandle& handle, double timeout_seconds) {
              check_owner(handle);
              without_gil([&] { return handle.lane->wait(*handle.transfer, deadline_in(timeout_seconds)); });
            })
-      .def("cancel", [](TransferHandle& handle) {
+      .def("cancel",
+           [](TransferHandle& handle) {
              check_owner(handle);
              return handle.lane->cancel(*handle.transfer);
            })
@@ -115,16 +119,19 @@ void bind_transfer(py::module_& m) {
       .def("mark", [](Engine& engine, StreamHandle stream) { return Mark{value_or_throw(engine.mark(stream))}; })
       .def("submit", &submit, py::arg("store"), py::arg("group"), py::arg("blocks"), py::arg("slots"),
            py::arg("skip_blocks"), py::arg("stream"), py::arg("after").none(true), py::arg("job"))
-      .def("check", [](const Engine& engine) { throw_if_error(engine.usable()); },
-           "Raises Closed or Forked, before a framework is asked for a stream.")
+      .def(
+          "check", [](const Engine& engine) { throw_if_error(engine.usable()); },
+          "Raises Closed or Forked, before a framework is asked for a stream.")
       .def("poll", &poll)
-      .def("stats", [](Engine& engine) {
+      .def("stats",
+           [](Engine& engine) {
              py::dict out;
              out["store"] = stats_of(engine, Direction::store);
              out["load"] = stats_of(engine, Direction::load);
              return out;
            })
-      .def("slot_address", [](const Engine& engine, int group, std::int64_t slot) {
+      .def("slot_address",
+           [](const Engine& engine, int group, std::int64_t slot) {
              return reinterpret_cast<std::uintptr_t>(engine.slot_address(group, slot));
            })
       .def_property_readonly("ready_bytes", &Engine::ready_bytes)

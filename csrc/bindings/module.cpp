@@ -10,16 +10,26 @@ namespace kvo {
 
 static const char* exception_name(Code code) {
   switch (code) {
-    case Code::invalid: return "InvalidInput";
-    case Code::unsupported: return "Unsupported";
-    case Code::queue_full: return "QueueFull";
-    case Code::closed: return "Closed";
-    case Code::timeout: return "WaitTimeout";
-    case Code::memory: return "MemoryLimit";
-    case Code::device: return "DeviceError";
-    case Code::cancelled: return "Cancelled";
-    case Code::forked: return "Forked";
-    case Code::ok: break;
+    case Code::invalid:
+      return "InvalidInput";
+    case Code::unsupported:
+      return "Unsupported";
+    case Code::queue_full:
+      return "QueueFull";
+    case Code::closed:
+      return "Closed";
+    case Code::timeout:
+      return "WaitTimeout";
+    case Code::memory:
+      return "MemoryLimit";
+    case Code::device:
+      return "DeviceError";
+    case Code::cancelled:
+      return "Cancelled";
+    case Code::forked:
+      return "Forked";
+    case Code::ok:
+      break;
   }
   return "KVOffloadError";
 }

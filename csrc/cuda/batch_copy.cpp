@@ -46,8 +46,8 @@ Status copy_batch(std::span<const CopySpan> spans, cudaStream_t stream) {
   CUmemcpyAttributes attributes{};
   attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;  // never before what the stream waits for
   std::size_t first = 0, failed = 0;
-  CUresult result = batch_copy()(destinations.data(), sources.data(), sizes.data(), spans.size(), &attributes, &first, 1,
-                                 &failed, stream);
+  CUresult result = batch_copy()(destinations.data(), sources.data(), sizes.data(), spans.size(), &attributes, &first,
+                                 1, &failed, stream);
   if (result == CUDA_SUCCESS) return {};
   return Status(Code::device, "cuMemcpyBatchAsync failed with CUresult " + std::to_string(result) + " at entry " +
                                   std::to_string(failed) + " of " + std::to_string(spans.size()));
@@ -59,7 +59,8 @@ bool has_batch_copy() { return batch_copy() != nullptr; }
 
 Status copy_spans(std::span<const CopySpan> spans, Direction direction, cudaStream_t stream) {
   if (spans.size() > 1 && has_batch_copy()) {
-    for (; spans.size() > kMaxBatch; spans = spans.subspan(kMaxBatch)) KVO_TRY(copy_batch(spans.first(kMaxBatch), stream));
+    for (; spans.size() > kMaxBatch; spans = spans.subspan(kMaxBatch))
+      KVO_TRY(copy_batch(spans.first(kMaxBatch), stream));
     return copy_batch(spans, stream);
   }
   for (const CopySpan& span : spans) KVO_TRY(copy_one(span, direction, stream));

@@ -9,9 +9,9 @@
 
 namespace kvo::cuda {
 
-// A batch call holds a lock of the driver for 0.5 us an entry (measured), and other threads that create events or record
-// on the legacy stream wait for it: a model's too. So batches are small. That also keeps them far below the 50,000
-// entries at which drivers crashed; empty spans, another cause, are never passed on.
+// A batch call holds a lock of the driver for 0.5 us an entry (measured), and other threads that create events or
+// record on the legacy stream wait for it: a model's too. So batches are small. That also keeps them far below the
+// 50,000 entries at which drivers crashed; empty spans, another cause, are never passed on.
 inline constexpr std::size_t kMaxBatch = 64;
 
 bool has_batch_copy();

@@ -11,7 +11,8 @@ namespace kvo::cuda {
 inline Status to_status(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
   (void)cudaGetLastError();
-  return Status(Code::device, std::string(what) + " failed: " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error));
+  return Status(Code::device,
+                std::string(what) + " failed: " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error));
 }
 
 }  // namespace kvo::cuda

@@ -64,9 +64,10 @@ Status refuse_capture(cudaStream_t stream) {
     return cuda::to_status(error, "the caller's stream: cudaStreamIsCapturing");
   (void)cudaGetLastError();
   if (error == cudaSuccess && status == cudaStreamCaptureStatusNone) return {};
-  return Status(Code::invalid,
-                "the caller's stream is being captured into a CUDA graph: store, load and before() work on streams that "
-                "are not captured; submit before or after the capture");
+  return Status(
+      Code::invalid,
+      "the caller's stream is being captured into a CUDA graph: store, load and before() work on streams that "
+      "are not captured; submit before or after the capture");
 }
 
 class CudaDevice : public Device {

@@ -22,14 +22,15 @@ Engine::Engine(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, std
 Result<std::unique_ptr<Engine>> Engine::create(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena,
                                                std::vector<GroupGeometry> groups, std::int64_t queue_depth) {
   for (const GroupGeometry& group : groups)
-    if (group.num_blocks > UINT32_MAX) return Status(Code::invalid, std::to_string(group.num_blocks) + " blocks: at most 2^32 - 1");
+    if (group.num_blocks > UINT32_MAX)
+      return Status(Code::invalid, std::to_string(group.num_blocks) + " blocks: at most 2^32 - 1");
   std::unique_ptr<Engine> engine(new Engine(std::move(device), std::move(arena), std::move(groups)));
   auto marks = EventPool::create(engine->device_, /*timed=*/false, 2 * queue_depth);
   if (!marks.ok()) return marks.status();
   engine->marks_ = std::move(*marks);
   for (Direction direction : {Direction::store, Direction::load}) {
-    auto lane = Lane::create(engine->device_,
-                             {direction, engine->groups_, engine->extents_, engine->arena_->base(), kPieceBytes, queue_depth});
+    auto lane = Lane::create(engine->device_, {direction, engine->groups_, engine->extents_, engine->arena_->base(),
+                                               kPieceBytes, queue_depth});
     if (!lane.ok()) return lane.status();
     engine->lane(direction) = std::move(*lane);
   }
@@ -62,6 +63,9 @@ Result<TransferHandle> Engine::submit(const Request& request, const SubmitOption
   transfer->skip_blocks = request.skip_blocks;
   std::lock_guard lock(mutex_);
   KVO_TRY(usable());
+  const std::shared_ptr<Lane>& chosen = lane(options.direction);
+  transfer->blocks = chosen->ids().take(static_cast<std::int64_t>(request.blocks.size()));
+  transfer->slots = chosen->ids().take(static_cast<std::int64_t>(request.slots.size()));
   KVO_TRY(check_.check(request, arena_->ready_bytes(), transfer->blocks, transfer->slots));
   transfer->after = options.after;
   if (!transfer->after) {
@@ -69,7 +73,6 @@ Result<TransferHandle> Engine::submit(const Request& request, const SubmitOption
     if (!marked.ok()) return marked.status();
     transfer->after = std::move(*marked);
   }
-  const std::shared_ptr<Lane>& chosen = lane(options.direction);
   KVO_TRY(chosen->submit(transfer));
   return TransferHandle{owner_, chosen, std::move(transfer)};
 }

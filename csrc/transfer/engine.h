@@ -42,7 +42,9 @@ class Engine {
   Status close(Deadline deadline);
 
   const ExtentPlan& extents() const { return extents_; }
-  std::byte* slot_address(int group, std::int64_t slot) const { return arena_->base() + extents_.offset_of(group, slot); }
+  std::byte* slot_address(int group, std::int64_t slot) const {
+    return arena_->base() + extents_.offset_of(group, slot);
+  }
   std::int64_t ready_bytes() const { return arena_->ready_bytes(); }
 
  private:

@@ -26,7 +26,8 @@ Result<std::shared_ptr<Event>> EventPool::take() {
     if (!made.ok()) return made.status();
     event = std::move(*made);
   }
-  return std::shared_ptr<Event>(event.release(), [pool = shared_from_this()](Event* returned) { pool->put_back(returned); });
+  return std::shared_ptr<Event>(event.release(),
+                                [pool = shared_from_this()](Event* returned) { pool->put_back(returned); });
 }
 
 void EventPool::put_back(Event* event) noexcept {

@@ -108,7 +108,8 @@ Status Lane::copy_all(Transfer& transfer) {
   while (good < copies_.size() && !fault::fires("copy")) ++good;
   KVO_TRY(copy_in_steps(std::span(copies_).first(good)));
   if (good == copies_.size()) return {};
-  return Status(Code::device, "copy " + std::to_string(good) + " of " + std::to_string(copies_.size()) + " failed (injected)");
+  return Status(Code::device,
+                "copy " + std::to_string(good) + " of " + std::to_string(copies_.size()) + " failed (injected)");
 }
 
 void Lane::plan(Transfer& transfer) {
@@ -116,8 +117,9 @@ void Lane::plan(Transfer& transfer) {
   slot_offsets_.clear(), spans_.clear(), copies_.clear();
   for (std::int64_t i = 0; i < transfer.slots.count; ++i)
     slot_offsets_.push_back(options_.extents.offset_of(transfer.group, transfer.slots.ids[i]));
-  transfer.blocks = {}, transfer.slots = {};
-  plan_spans(options_.groups[transfer.group], {blocks_, slot_offsets_, transfer.skip_blocks}, options_.cut_bytes, spans_);
+  ids_.put_back(transfer.blocks), ids_.put_back(transfer.slots);
+  plan_spans(options_.groups[transfer.group], {blocks_, slot_offsets_, transfer.skip_blocks}, options_.cut_bytes,
+             spans_);
   const bool store = options_.direction == Direction::store;
   for (const Span& span : spans_) {
     auto* device = reinterpret_cast<std::byte*>(span.device);
@@ -146,7 +148,8 @@ Status Lane::make_room(std::int64_t cost) {
   window_.push_back(std::move(*point));
   while (window_.size() > kWindowSteps) {
     const EventState state = device_->query(*window_.front());
-    if (state == EventState::failed) return Status(Code::device, "the device reported an error before the transfer started");
+    if (state == EventState::failed)
+      return Status(Code::device, "the device reported an error before the transfer started");
     if (state == EventState::pending)
       std::this_thread::sleep_for(kWindowPoll);
     else
@@ -182,7 +185,7 @@ void Lane::finish_locked(const std::shared_ptr<Transfer>& transfer, Status statu
   transfer->result.path = device_->is_cuda() ? "dma" : "host";
   if (!status.ok()) transfer->result.bytes = 0;
   transfer->result.status = std::move(status);
-  transfer->blocks = {}, transfer->slots = {};
+  ids_.put_back(transfer->blocks), ids_.put_back(transfer->slots);
   transfer->after.reset(), transfer->start.reset(), transfer->end.reset();
   --stats_.unfinished;
   ++stats_.transfers;

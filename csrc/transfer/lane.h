@@ -2,9 +2,10 @@
 // transfers whose copies are on the device.
 //
 // One lane a direction, so that loads never queue behind stores and a stream that is full of stores does not hold up a
-// load. The lane's thread keeps only a few thousand copies on the device at a time: a stream that is full makes a driver
-// call block inside the driver, where it holds up other threads. Transfers of a lane start and finish in the order of submission. Nobody waits for a copy to finish but who asks
-// to: finished ones are noticed ("reaped") whenever somebody calls in.
+// load. The lane's thread keeps only a few thousand copies on the device at a time: a stream that is full makes a
+// driver call block inside the driver, where it holds up other threads. Transfers of a lane start and finish in the
+// order of submission. Nobody waits for a copy to finish but who asks to: finished ones are noticed ("reaped") whenever
+// somebody calls in.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -47,6 +48,7 @@ class Lane {
   // Finished transfers with a job, each handed out once.
   void take_finished(std::vector<std::shared_ptr<Transfer>>& out);
   LaneStats stats();
+  IdPool& ids() { return ids_; }
 
   // Waits until idle; past the deadline cancels what has not started and says timeout: then copies may still run.
   Status drain(Deadline deadline);
@@ -54,7 +56,8 @@ class Lane {
   void abandon();  // after a failed one: the thread is left to itself, the caller keeps the lane alive for ever
 
  private:
-  Lane(std::shared_ptr<Device> device, LaneOptions options) : device_(std::move(device)), options_(std::move(options)) {}
+  Lane(std::shared_ptr<Device> device, LaneOptions options)
+      : device_(std::move(device)), options_(std::move(options)), ids_(4 * options_.depth) {}
   void run();
   Status enqueue(Transfer& transfer);
   void plan(Transfer& transfer);  // into copies_
@@ -69,6 +72,7 @@ class Lane {
   const LaneOptions options_;
   std::unique_ptr<Stream> stream_;
   std::shared_ptr<EventPool> events_;
+  IdPool ids_;
 
   std::mutex mutex_;  // guards all below, and the states of the transfers in it
   std::condition_variable changed_;

@@ -12,10 +12,9 @@ Status invalid(std::string message) { return Status(Code::invalid, std::move(mes
 
 }  // namespace
 
-std::int64_t DuplicateFinder::copy(std::span<const std::int64_t> ids, std::int64_t first, std::int64_t limit, IdList& out) {
+std::int64_t DuplicateFinder::copy(std::span<const std::int64_t> ids, std::int64_t first, std::int64_t limit,
+                                   IdList& out) {
   const auto count = static_cast<std::int64_t>(ids.size());
-  out.ids = std::make_unique_for_overwrite<std::uint32_t[]>(count);
-  out.count = count;
   if (++round_ == 0) std::fill_n(seen_.get(), limit_, 0), round_ = 1;
   std::uint32_t* const seen = seen_.get();
   std::fill_n(out.ids.get(), std::min(first, count), 0);
@@ -28,7 +27,8 @@ std::int64_t DuplicateFinder::copy(std::span<const std::int64_t> ids, std::int64
   return count;
 }
 
-RequestCheck::RequestCheck(const std::vector<GroupGeometry>& groups, const ExtentPlan& extents, std::int64_t arena_bytes)
+RequestCheck::RequestCheck(const std::vector<GroupGeometry>& groups, const ExtentPlan& extents,
+                           std::int64_t arena_bytes)
     : groups_(groups), extents_(extents) {
   const std::int64_t extent_count = (arena_bytes + extents.extent_bytes - 1) / extents.extent_bytes;
   for (std::size_t group = 0; group < groups.size(); ++group) {
@@ -61,7 +61,8 @@ Status RequestCheck::check_shape(const Request& request) const {
   const auto slots = static_cast<std::int64_t>(request.slots.size());
   if (blocks != slots * per_chunk)
     return invalid(number(blocks) + " block ids for " + number(slots) + " chunks: a chunk of group " +
-                   number(request.group) + " has " + number(per_chunk) + " blocks, so give " + number(slots * per_chunk));
+                   number(request.group) + " has " + number(per_chunk) + " blocks, so give " +
+                   number(slots * per_chunk));
   if (request.skip_blocks < 0 || request.skip_blocks >= per_chunk)
     return invalid("skip_blocks " + number(request.skip_blocks) + ": allowed are 0 to " + number(per_chunk - 1) +
                    " (blocks_per_chunk - 1); leave whole chunks out instead");
@@ -71,8 +72,8 @@ Status RequestCheck::check_shape(const Request& request) const {
 Status RequestCheck::bad_block(const Request& request, std::int64_t position) const {
   const std::int64_t block = request.blocks[position], limit = blocks_seen_[request.group].limit();
   if (block < 0 || block >= limit)
-    return invalid("block id " + number(block) + " at position " + number(position) + ": group " + number(request.group) +
-                   " has blocks 0 to " + number(limit - 1));
+    return invalid("block id " + number(block) + " at position " + number(position) + ": group " +
+                   number(request.group) + " has blocks 0 to " + number(limit - 1));
   return invalid("block id " + number(block) + " is given twice (again at position " + number(position) +
                  "): a block may appear once in a transfer");
 }

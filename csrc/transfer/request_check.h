@@ -8,14 +8,9 @@
 
 #include "layout/extents.h"
 #include "layout/geometry.h"
+#include "transfer/id_pool.h"
 
 namespace kvo {
-
-// Ids of one transfer. 32 bits each: a submit of 20,000 pages spends its time on fresh memory.
-struct IdList {
-  std::unique_ptr<std::uint32_t[]> ids;
-  std::int64_t count = 0;
-};
 
 // Copies ids in [0, limit) and finds repeated ones in one pass, without clearing anything between calls.
 class DuplicateFinder {
@@ -23,7 +18,8 @@ class DuplicateFinder {
   explicit DuplicateFinder(std::int64_t limit)
       : limit_(limit), seen_(static_cast<std::uint32_t*>(std::calloc(limit ? limit : 1, sizeof(std::uint32_t)))) {}
   std::int64_t limit() const { return limit_; }
-  // Ids from `first` on. Returns the position of the first one that is not below `limit` or is repeated; ids.size() if none.
+  // Ids from `first` on, into `out`, which has as many. Returns the position of the first one that is not below `limit`
+  // or is repeated; ids.size() if none.
   std::int64_t copy(std::span<const std::int64_t> ids, std::int64_t first, std::int64_t limit, IdList& out);
 
  private:

@@ -63,7 +63,7 @@ def test_what_was_stored_comes_back_and_the_oldest_goes_first():
 
 
 def test_a_key_is_a_hit_only_when_its_bytes_are_there():
-    tensor, cache = make(slots=3)
+    _, cache = make(slots=3)
     with cache:
         stream = kv.HostStream()
         stream.delay(0.1)
@@ -238,5 +238,7 @@ def test_importing_starts_no_thread_and_touches_no_driver():
         "assert 'libcuda' not in open('/proc/self/maps').read()\n"
         "import sys; assert 'torch' not in sys.modules and 'vllm' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={"OPENBLAS_NUM_THREADS": "1"})
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env={"OPENBLAS_NUM_THREADS": "1"}
+    )
     assert done.returncode == 0, done.stderr

@@ -130,7 +130,7 @@ def test_use_after_close_and_closing_twice(backend):
 
 @everywhere
 def test_a_slot_of_memory_that_is_not_ready_is_refused(backend):
-    """A late piece fails to register: capacity stays where it was, slots before it work, the first one after does not."""
+    """A late piece fails to register: capacity stays where it was, slots before it work, the next one does not."""
     _C.fault_arm("pin", 2, 1000)
     try:
         with World(backend(), plain(4, 1 << 20), host="1280MiB", background=False) as world:
