@@ -10,13 +10,15 @@ import json
 import sys
 from pathlib import Path
 
+SUMMARY = "summary.json"
+
 
 def summarise(folder: Path) -> dict[str, dict[str, object]]:
     summary: dict[str, dict[str, object]] = {}
-    raw = [(json.loads(path.read_text()), path) for path in folder.glob("raw/*.json")]
+    raw = [(json.loads(path.read_text()), path) for path in folder.glob("*.json") if path.name != SUMMARY]
     for record, path in sorted(raw, key=lambda item: (item[0]["date"], item[1].name)):
         for key, value in record["metrics"].items():
-            summary[key] = {"value": value, "raw": f"raw/{path.name}", "commit": record["commit"]}
+            summary[key] = {"value": value, "raw": path.name, "commit": record["commit"]}
     return dict(sorted(summary.items()))
 
 
@@ -28,11 +30,11 @@ def main(arguments: list[str]) -> int:
         return 2
     for folder in folders:
         text = json.dumps(summarise(folder), indent=1) + "\n"
-        target = folder / "summary.json"
+        target = folder / SUMMARY
         if not check:
             target.write_text(text)
         elif not target.is_file() or target.read_text() != text:
-            print(f"{target} is not what {folder}/raw says: run bench/summary.py {folder}")
+            print(f"{target} is not what the raw files there say: run bench/summary.py {folder}")
             return 1
     return 0
 

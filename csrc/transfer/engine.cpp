@@ -10,6 +10,14 @@ std::vector<std::int64_t> slot_bytes_of(const std::vector<GroupGeometry>& groups
   return bytes;
 }
 
+// Lanes whose thread and copies may outlive everybody.
+void keep_for_ever(std::shared_ptr<Lane> lane) {
+  static std::mutex mutex;
+  static auto& kept = *new std::vector<std::shared_ptr<Lane>>;  // not destroyed when the process ends
+  std::lock_guard lock(mutex);
+  kept.push_back(std::move(lane));
+}
+
 }  // namespace
 
 Engine::Engine(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, std::vector<GroupGeometry> groups)
@@ -99,7 +107,7 @@ Status Engine::close(Deadline deadline) {
   }
   for (auto& each : lanes_) {
     each->abandon();
-    new std::shared_ptr<Lane>(each);  // its thread and its copies may outlive everybody
+    keep_for_ever(each);
   }
   arena_->leak();
   return drained;

@@ -6,6 +6,7 @@ it must hold: thousands of steps a second instead of a real model's hundred, on 
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -81,12 +82,20 @@ class Worker:
         self.connector = KVOffloadConnector(config, KVConnectorRole.WORKER, kv_cache_config)
         self.sequences: dict[str, Sequence] = {}
         self.wrong: list[str] = []  # blocks read that did not hold what they must
-        self.fenced = True
+        self.failures: dict[str, float] = {}  # kind of job -> how often its copies fail
         with self._current():
             if setting.runner_v2:
                 self.hooks = ActiveKVConnector(config, self.layers)
             else:
                 self.connector.register_kv_caches(self.layers)
+        self._mover = self.connector.mover_half.mover
+        self._mover_submit, self._mover.submit = self._mover.submit, self._submit
+        self._chance = random.Random(rank)
+
+    def _submit(self, job: Any, **options: Any) -> Any:
+        if self._chance.random() < self.failures.get(job.kind, 0.0):
+            _C.fault_arm("copy", 0, 1)
+        return self._mover_submit(job, **options)
 
     def _current(self) -> Any:
         kv_transfer_state._KV_CONNECTOR_AGENT = self.connector
@@ -126,6 +135,8 @@ class Worker:
         )
 
     def _update(self, scheduled: Any) -> None:
+        for name in scheduled.finished_req_ids:
+            self.sequences.pop(name, None)
         for new in scheduled.scheduled_new_reqs:
             known = self.sequences.get(new.req_id)
             tokens = list(new.prefill_token_ids or new.prompt_token_ids)
@@ -171,9 +182,11 @@ class Simulation:
 
     def __init__(self, model: Path, setting: Setting) -> None:
         self.setting = setting
+        VllmConfig.use_v2_model_runner = property(lambda config: False)  # V2 wants Triton, if only at start
         # 2 layers x 16 tokens x 4 lanes x 8 bytes, and the trailer, rounded up to 4 KiB
         slot_bytes = -(-(LAYERS * BLOCK * LANES * 8 * setting.blocks_per_chunk + 512) // 4096) * 4096
         self.config = _config(model, setting, slot_bytes * setting.host_chunks * setting.ranks)
+        VllmConfig.use_v2_model_runner = property(lambda config: setting.runner_v2)
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=LANES, dtype=torch.float32)
         assert spec.page_size_bytes == BLOCK * LANES * 8
         names = [f"layer {i}" for i in range(LAYERS)]
@@ -194,8 +207,7 @@ class Simulation:
         self._aggregator = KVOutputAggregator(setting.ranks)
         self._in_flight: deque[tuple[Any, ModelRunnerOutput]] = deque()
         self._hasher = get_request_block_hasher(BLOCK, sha256)
-        self.answers: dict[str, list[int]] = {}
-        self.finished: set[str] = set()
+        self.answers: dict[str, list[int]] = {}  # of requests that were not aborted
 
     @property
     def wrong(self) -> list[str]:
@@ -207,14 +219,15 @@ class Simulation:
         self.answers[name] = []
 
     def abort(self, name: str) -> None:
+        del self.answers[name]
         self.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
 
     def step(self) -> None:
         if self.scheduler.has_requests():
             scheduled = self.scheduler.schedule()
-            outputs = [worker.step(scheduled) for worker in self.workers]
-            output = self._aggregator.aggregate(outputs) if len(outputs) > 1 else outputs[0]
-            self._in_flight.append((scheduled, output))
+            message = pickle.dumps(scheduled)
+            outputs = [pickle.loads(pickle.dumps(worker.step(pickle.loads(message)))) for worker in self.workers]
+            self._in_flight.append((scheduled, self._aggregator.aggregate(outputs)))
         wanted = 1 if self.setting.asynchronous and self.scheduler.has_requests() else 0
         while len(self._in_flight) > wanted:
             self._take(*self._in_flight.popleft())
@@ -222,9 +235,8 @@ class Simulation:
     def _take(self, scheduled: Any, output: ModelRunnerOutput) -> None:
         for replies in self.scheduler.update_from_output(scheduled, output).values():
             for reply in replies.outputs:
-                self.answers[reply.request_id] += reply.new_token_ids
-                if reply.finish_reason is not None:
-                    self.finished.add(reply.request_id)
+                if reply.request_id in self.answers:
+                    self.answers[reply.request_id] += reply.new_token_ids
 
     def drain(self, steps: int = 20_000) -> None:
         for _ in range(steps):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed; `make test-vllm` installs it")
-import models as checkpoints  # noqa: E402
-from simulator import Setting, Simulation, answer_of, prompts  # noqa: E402
+import models as checkpoints
+from simulator import Setting, Simulation, answer_of, prompts
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer import kv_transfer_state
 
-from kvoffload import _C  # noqa: E402
+from kvoffload import _C
+from kvoffload.vllm import start
 
 pytestmark = pytest.mark.vllm
 
@@ -22,63 +27,98 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.write_llama(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(params=["V1", "V2"])
-def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", str(int(request.param == "V2")))
-    return request.param == "V2"
-
-
 @pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
+def _restore(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What simulations replace in vLLM and in the connector."""
+    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", VllmConfig.use_v2_model_runner)
+    monkeypatch.setattr(kv_transfer_state, "_KV_CONNECTOR_AGENT", None)
+    for name in ("get_pp_group", "get_tp_group"):
+        monkeypatch.setattr(start, name, getattr(start, name))
     yield
     _C.fault_disarm_all()
 
 
-def play(simulation: Simulation, seed: int, *, aborts: bool = False, resets: bool = False, slow: bool = False) -> None:
-    """40 requests at random moments, many with a beginning in common."""
+def play(
+    simulation: Simulation,
+    seed: int,
+    *,
+    aborts: bool = False,
+    resets: bool = False,
+    failures: bool = False,
+    slow: float = 0.005,
+) -> None:
+    """40 requests at random moments, many with a beginning in common, slow transfers now and then."""
     chance = random.Random(seed)
-    asked = {str(i): (prompt, chance.randrange(1, 60)) for i, prompt in enumerate(prompts(chance, 40))}
+    asked = {f"{seed}-{i}": (prompt, chance.randrange(1, 60)) for i, prompt in enumerate(prompts(chance, 40))}
     waiting = list(asked.items())
-    aborted: set[str] = set()
+    simulation.answers.clear()
+    for worker in simulation.workers:
+        worker.failures = {"load": 0.4, "store": 0.1} if failures else {}
     while waiting or simulation.scheduler.has_unfinished_requests():
         if waiting and chance.random() < 0.4:
             name, (prompt, answer) = waiting.pop()
             simulation.add(name, prompt, answer)
-        if slow and chance.random() < 0.02:
+        if chance.random() < slow:
             _C.fault_arm("enqueue_delay", 0, 2)
-        if aborts and chance.random() < 0.1:
-            live = sorted(set(simulation.answers) - simulation.finished - aborted)
-            if live:
-                aborted.add(chance.choice(live))
-                simulation.abort(chance.choice(sorted(aborted)))
-        if resets and chance.random() < 0.02:
+        if (
+            aborts
+            and chance.random() < 0.1
+            and (live := sorted(set(simulation.scheduler.requests) & set(simulation.answers)))
+        ):
+            simulation.abort(chance.choice(live))
+        if resets and chance.random() < 0.03:
             simulation.scheduler.connector.reset_cache()
         simulation.step()
-    assert simulation.wrong == []
     simulation.check_leaks()
-    for name in simulation.finished - aborted:
-        assert simulation.answers[name] == answer_of(*asked[name]), name
-    assert simulation.finished | aborted >= set(asked)
+    for name, answer in simulation.answers.items():
+        assert answer == answer_of(*asked[name]), name
+    assert len(simulation.answers) >= (10 if aborts else len(asked))
+
+
+@pytest.fixture(params=["V1", "V2"])
+def runner_v2(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "V2")
 
 
 MODES = [
-    pytest.param(Setting(), id="plain"),
-    pytest.param(Setting(blocks_per_chunk=3, batched_tokens=48), id="chunks of 3, small batches"),
-    pytest.param(Setting(asynchronous=True), id="asynchronous"),
-    pytest.param(Setting(asynchronous=True, blocks_per_chunk=2), id="asynchronous, chunks of 2"),
-    pytest.param(Setting(host_chunks=30), id="little host memory"),
+    pytest.param({}, id="plain"),
+    pytest.param({"blocks_per_chunk": 3, "batched_tokens": 48}, id="chunks of 3, small batches"),
+    pytest.param({"asynchronous": True}, id="asynchronous"),
+    pytest.param({"asynchronous": True, "blocks_per_chunk": 2}, id="asynchronous, chunks of 2"),
+    pytest.param({"host_chunks": 30}, id="little host memory"),
+    pytest.param({"ranks": 2, "blocks_per_chunk": 2}, id="two ranks"),
+    pytest.param({"ranks": 2, "asynchronous": True}, id="two ranks, asynchronous"),
 ]
 
 
 @pytest.mark.parametrize("setting", MODES)
-def test_random_traffic(model: Path, runner: bool, setting: Setting) -> None:
-    setting = Setting(**{**vars(setting), "runner_v2": runner})
-    simulation = Simulation(model, setting)
-    for seed in range(3):
-        play(simulation, seed, aborts=seed == 1, slow=True)
+def test_random_traffic(model: Path, runner_v2: bool, setting: dict[str, Any]) -> None:
+    simulation = Simulation(model, Setting(runner_v2=runner_v2, **setting))
+    for seed in range(4):
+        play(simulation, seed, aborts=seed == 1, failures=seed == 2, resets=seed == 3)
+        assert simulation.wrong == []
     counters = simulation.half.counters
     print(dict(counters))
-    assert counters["hit_tokens"] > 0
-    assert counters["resumed_by_load"] > 0
-    assert counters["flushes"] > 0
+    for name in ("hit_tokens", "resumed_by_load", "flushes", "joins", "failed_loads", "failed_stores", "resets"):
+        assert counters[name] > 0, name
+    if simulation.setting.asynchronous:
+        assert counters["early_stores"] > 0
     simulation.close()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_without_the_fence_blocks_are_stored_wrong(model: Path, runner_v2: bool, asynchronous: bool) -> None:
+    """Negative control: what the fence is for does happen."""
+    simulation = Simulation(model, Setting(asynchronous=asynchronous, runner_v2=runner_v2))
+    simulation.half._fence.hand_out = lambda blocks: None
+    for seed in range(6):
+        play_unchecked(simulation, seed)
+        if simulation.wrong:
+            break
+    assert simulation.wrong
+    simulation.close()
+
+
+def play_unchecked(simulation: Simulation, seed: int) -> None:
+    with contextlib.suppress(AssertionError):
+        play(simulation, seed, slow=0.05)
