@@ -46,7 +46,7 @@ def write(name: str, metrics: dict[str, float], **details: object) -> None:
         "metrics": {key: round(value, 4) for key, value in metrics.items()},
         "commit": commit,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+        "command": " ".join([Path(sys.executable).name, *(Path(a).name if a.startswith("/") else a for a in sys.argv)]),
         "machine": machine(),
         "details": details,
     }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvoffload.config import check_options
-from kvoffload.errors import InvalidInput, KVOffloadError, MissingKey
+from kvoffload.errors import InvalidInput, MissingKey
 from kvoffload.layout import KVLayout
 from kvoffload.ledger import Ledger
 from kvoffload.messages import Hit, Job, Results
@@ -113,7 +113,7 @@ class KVCache:
     def _submit(self, job: Job, stream: Any, after: Any) -> Transfer:
         try:
             return self._mover.submit(job, stream=stream, after=after)
-        except KVOffloadError:
+        except Exception:  # whatever it was (a framework's own error for its stream, say), nothing was submitted
             self._ledger.abandon(job.id)
             raise
 
@@ -122,7 +122,11 @@ class KVCache:
         return self._mover.store(none, none, group=group, stream=stream)
 
     def _settle(self) -> None:
-        """Tell the ledger what ended and what of the arena is ready. Every call does, so nothing waits for a poll()."""
+        """Tell the ledger what ended and what of the arena is ready. Every call does, so nothing waits for a poll().
+
+        Raises `Closed` and `Forked`.
+        """
+        self._mover.check()
         with self._settling:
             results = Results(rank=0, results=self._mover.poll(), hello=self._mover.hello_if_changed())
             if results.results or results.hello:

@@ -141,12 +141,13 @@ class Ledger:
                     )
 
     def _serve(self, hello: Hello) -> None:
-        if not self._blocks_per_chunk:
+        first = not self._blocks_per_chunk
+        if first:
             self._directory.open(hello.host_bytes, list(hello.slot_bytes))
+            self._blocks_per_chunk = hello.blocks_per_chunk  # before there are slots: other threads may plan at once
         self._directory.grow(min(other.ready_bytes for other in self._hellos.values()))
-        if self._blocks_per_chunk:
+        if not first:
             return
-        self._blocks_per_chunk = hello.blocks_per_chunk
         pinned = [other.rank for other in self._hellos.values() if other.pinned]
         log.info(
             "ledger: serving %d rank(s), %d bytes of host memory per rank, %s, %d group(s)",
@@ -229,14 +230,15 @@ class Ledger:
         A failure makes the job's keys a miss at once. A report that is late (the job was given up) only frees slots;
         unknown and repeated ones are counted.
         """
-        if results.hello is not None:
+        finished = []
+        if results.results:
+            if not self._failure_logged:
+                self._log_failure(results)
+            reports = [(result.job, result.ok) for result in results.results]
+            finished = self._finished(self._directory.report(results.rank, reports))
+        if results.hello is not None:  # last: it may be refused, the results would be lost
             self.hello(results.hello)
-        if not results.results:
-            return []
-        if not self._failure_logged:
-            self._log_failure(results)
-        reports = [(result.job, result.ok) for result in results.results]
-        return self._finished(self._directory.report(results.rank, reports))
+        return finished
 
     def _log_failure(self, results: Results) -> None:
         failed = next((result for result in results.results if not result.ok), None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import ctypes
 import logging
 import weakref
@@ -15,7 +13,7 @@ import numpy.typing as npt
 
 from kvoffload import _C
 from kvoffload.config import parse_size
-from kvoffload.errors import Closed, InvalidInput, KVOffloadError, MemoryLimit, WaitTimeout
+from kvoffload.errors import Forked, InvalidInput, MemoryLimit, WaitTimeout
 from kvoffload.layout import KVLayout
 from kvoffload.messages import Hello, Job, JobResult
 from kvoffload.streams import stream_handle
@@ -25,8 +23,8 @@ logger = logging.getLogger("kvoffload")
 
 Ids = npt.NDArray[np.int64] | Sequence[int]
 
-_open_movers: weakref.WeakSet[Mover] = weakref.WeakSet()
-_leaked: list[object] = []  # what copies may still touch after a close() past its deadline
+# What a mover that nobody closed gets, when it is dropped or the process ends, before its memory is left to the copies.
+UNCLOSED_SECONDS = 3.0
 
 
 class Mover:
@@ -73,8 +71,8 @@ class Mover:
         )  # fmt: skip
         self._engine = _C.Engine(device, self._arena, [group.geometry for group in layout.groups], queue_depth)
         self._hello: Hello | None = None
-        self._closed = False
-        _open_movers.add(self)
+        # Its arguments keep the tensors until the copies are done, whatever is dropped first.
+        self._finalizer = weakref.finalize(self, _shut_down, self._engine, self._arena, layout, UNCLOSED_SECONDS)
 
     def hello(self) -> Hello:
         """What this mover offers now. `ready_bytes` grows from call to call while the arena is being pinned."""
@@ -141,12 +139,14 @@ class Mover:
         """Results of jobs that ended since the last call, each once. Never waits."""
         return tuple(JobResult(*result) for result in self._engine.poll())
 
+    def check(self) -> None:
+        """Raises `Closed` after close(), `Forked` in a child process; nothing else."""
+        self._engine.check()
+
     def slot_view(self, group: int, slot: int) -> memoryview:
         """A slot's bytes, writable; valid until close(). For checks: nothing orders it with transfers."""
-        if self._closed:
-            raise Closed("this mover was closed")
-        slot_bytes = self.layout.groups[group].slot_bytes
         address = self._engine.slot_address(group, slot)
+        slot_bytes = self.layout.groups[group].slot_bytes
         return memoryview((ctypes.c_char * slot_bytes).from_address(address)).cast("B")
 
     def wait_ready(self, host_bytes: int | None = None, timeout_seconds: float = 60.0) -> None:
@@ -162,17 +162,9 @@ class Mover:
 
         Calling it again does nothing.
         """
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            self._engine.close(timeout_seconds)
-        except WaitTimeout:
-            _leaked.append((self._engine, self._arena, self.layout))
-            logger.warning(
-                "kvoffload: transfers still ran after %.1f s; %d bytes of host memory are theirs until it ends",
-                timeout_seconds, self._arena.bytes,
-            )  # fmt: skip
+        self._engine.check_owner()
+        if self._finalizer.detach():
+            _shut_down(self._engine, self._arena, self.layout, timeout_seconds)
 
     def _stream(self, stream: Any) -> int:
         self._engine.check()  # a framework asked for its stream in a forked child raises an error of its own
@@ -189,7 +181,7 @@ def _check_options(layout: KVLayout, host_bytes: int, queue_depth: int, threads:
     for name, value in (("queue_depth", queue_depth), ("threads", threads)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65536:
             raise InvalidInput(f"{name} {value!r}: give a whole number from 1 to 65536")
-    least = sum(group.slot_bytes for group in layout.groups)
+    least = len(layout.groups) * max(group.slot_bytes for group in layout.groups)
     if host_bytes < least:
         raise MemoryLimit(
             f"host {host_bytes} bytes cannot hold one chunk of each group: at least {least} bytes are needed; "
@@ -208,8 +200,15 @@ def _ids(values: Ids, name: str) -> npt.NDArray[np.int64]:
     return array.astype(np.int64, copy=False)
 
 
-@atexit.register
-def _close_all() -> None:
-    for mover in list(_open_movers):
-        with contextlib.suppress(KVOffloadError):  # a forked child: not ours to close
-            mover.close(timeout_seconds=1.0)
+def _shut_down(engine: _C.Engine, arena: _C.Arena, layout: KVLayout, timeout_seconds: float) -> None:
+    try:
+        engine.close(timeout_seconds)
+    except Forked:  # not ours to close
+        pass
+    except WaitTimeout:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object((engine, arena, layout)))  # for ever, also when the process ends
+        logger.warning(
+            "kvoffload: transfers still ran after %.1f s; %d bytes of host memory are theirs until it ends",
+            timeout_seconds,
+            arena.bytes,
+        )

@@ -3,6 +3,7 @@
 #include "bindings/bindings.h"
 #include "bindings/errors.h"
 #include "bindings/holders.h"
+#include "bindings/without_gil.h"
 #include "device/host_device.h"
 #include "kernels/spin.h"
 
@@ -11,7 +12,6 @@ namespace py = pybind11;
 namespace kvo {
 
 static void bind_host_stream(py::module_& m) {
-  using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<HostStream, std::shared_ptr<HostStream>>(
       m, "HostStream", "A thread as a stream of the host device: what is enqueued runs in order, one after the other.")
       .def(py::init([] { return owned_by_python(std::make_unique<HostStream>()); }))
@@ -31,7 +31,9 @@ static void bind_host_stream(py::module_& m) {
             throw_if_error(stream.copy(std::span(&span, 1), Direction::load));
           },
           py::arg("dst"), py::arg("src"), py::arg("bytes"), "Enqueue one copy between addresses.")
-      .def("synchronize", &HostStream::synchronize, Release(), "Wait until all that is enqueued has run.");
+      .def(
+          "synchronize", [](HostStream& stream) { without_gil([&] { return stream.synchronize(); }); },
+          "Wait until all that is enqueued has run.");
 }
 
 void bind_device(py::module_& m) {

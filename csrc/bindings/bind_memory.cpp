@@ -4,6 +4,7 @@
 #include "bindings/deadlines.h"
 #include "bindings/errors.h"
 #include "bindings/holders.h"
+#include "bindings/without_gil.h"
 #include "memory/arena.h"
 
 namespace py = pybind11;
@@ -21,7 +22,11 @@ static std::shared_ptr<Arena> make_arena(std::shared_ptr<Device> device, ArenaOp
 }
 
 static py::dict report_dict(const Arena& arena) {
-  const ArenaReport report = arena.report();
+  ArenaReport report;
+  {
+    py::gil_scoped_release release;  // may wait for a close()
+    report = arena.report();
+  }
   py::dict out;
   out["bytes"] = report.bytes;
   out["ready_bytes"] = report.ready_bytes;
@@ -33,15 +38,6 @@ static py::dict report_dict(const Arena& arena) {
   out["seconds"] = report.seconds;
   out["first_ready_seconds"] = report.first_ready_seconds;
   return out;
-}
-
-static void wait_ready(Arena& arena, std::int64_t bytes, double timeout_seconds) {
-  Status status;
-  {
-    py::gil_scoped_release release;
-    status = arena.wait_ready(bytes, deadline_in(timeout_seconds));
-  }
-  throw_if_error(status);
 }
 
 void bind_memory(py::module_& m) {
@@ -64,7 +60,12 @@ void bind_memory(py::module_& m) {
       .def_property_readonly("ready_bytes", &Arena::ready_bytes)
       .def_property_readonly("address",
                              [](const Arena& arena) { return reinterpret_cast<std::uintptr_t>(arena.base()); })
-      .def("wait_ready", &wait_ready, py::arg("bytes"), py::arg("timeout_seconds"))
+      .def(
+          "wait_ready",
+          [](Arena& arena, std::int64_t bytes, double timeout_seconds) {
+            without_gil([&] { return arena.wait_ready(bytes, deadline_in(timeout_seconds)); });
+          },
+          py::arg("bytes"), py::arg("timeout_seconds"))
       .def("report", &report_dict);
 }
 

@@ -6,6 +6,7 @@
 #include "bindings/deadlines.h"
 #include "bindings/errors.h"
 #include "bindings/holders.h"
+#include "bindings/without_gil.h"
 #include "transfer/engine.h"
 
 namespace py = pybind11;
@@ -21,12 +22,15 @@ constexpr std::size_t kKeepGilIds = 1024;
 
 struct Mark {  // a point in a caller's stream
   std::shared_ptr<Event> event;
+  bool on_cuda;
 };
 
 std::span<const std::int64_t> view(const Ids& ids) { return {ids.data(), static_cast<std::size_t>(ids.size())}; }
 
 TransferHandle submit(Engine& engine, bool store, int group, const Ids& blocks, const Ids& slots,
                       std::int64_t skip_blocks, StreamHandle stream, const Mark* after, std::int64_t job) {
+  if (after && after->on_cuda != engine.is_cuda())
+    throw_error(Status(Code::invalid, "after: this mark was made by a mover of another kind of device"));
   const Request request{group, view(blocks), view(slots), skip_blocks};
   SubmitOptions options{store ? Direction::store : Direction::load, job, stream, after ? after->event : nullptr};
   auto call = [&] { return engine.submit(request, options); };
@@ -58,7 +62,7 @@ py::list poll(Engine& engine) {
 }
 
 py::dict stats_of(Engine& engine, Direction direction) {
-  const LaneStats stats = engine.stats(direction);
+  const LaneStats stats = value_or_throw(engine.stats(direction));
   py::dict out;
   out["transfers"] = stats.transfers;
   out["failures"] = stats.failures;
@@ -69,14 +73,30 @@ py::dict stats_of(Engine& engine, Direction direction) {
   return out;
 }
 
-template <class Call>
-void without_gil(Call call) {
-  Status status;
-  {
-    py::gil_scoped_release release;
-    status = call();
+// In slices, so that Ctrl-C is seen.
+void wait_interruptibly(TransferHandle& handle, double timeout_seconds) {
+  constexpr auto kSlice = std::chrono::milliseconds(100);
+  const Deadline deadline = deadline_in(timeout_seconds);
+  for (;;) {
+    Status status;
+    {
+      py::gil_scoped_release release;
+      status = handle.lane->wait(*handle.transfer, std::min(deadline, std::chrono::steady_clock::now() + kSlice));
+    }
+    if (status.code() != Code::timeout || std::chrono::steady_clock::now() >= deadline) return throw_if_error(status);
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
-  throw_if_error(status);
+}
+
+std::shared_ptr<Engine> make_engine(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena,
+                                    std::vector<GroupGeometry> groups, std::int64_t queue_depth) {
+  std::unique_ptr<Engine> engine;
+  without_gil([&] {
+    auto made = Engine::create(std::move(device), std::move(arena), std::move(groups), queue_depth);
+    if (made.ok()) engine = std::move(*made);
+    return made.status();
+  });
+  return owned_by_python(std::move(engine));
 }
 
 void bind_handle(py::module_& m) {
@@ -96,7 +116,7 @@ void bind_handle(py::module_& m) {
       .def("wait",
            [](TransferHandle& handle, double timeout_seconds) {
              check_owner(handle);
-             without_gil([&] { return handle.lane->wait(*handle.transfer, deadline_in(timeout_seconds)); });
+             wait_interruptibly(handle, timeout_seconds);
            })
       .def("cancel",
            [](TransferHandle& handle) {
@@ -111,17 +131,15 @@ void bind_handle(py::module_& m) {
 void bind_transfer(py::module_& m) {
   bind_handle(m);
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
-      .def(py::init([](std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, std::vector<GroupGeometry> groups,
-                       std::int64_t queue_depth) {
-        return owned_by_python(
-            value_or_throw(Engine::create(std::move(device), std::move(arena), std::move(groups), queue_depth)));
-      }))
-      .def("mark", [](Engine& engine, StreamHandle stream) { return Mark{value_or_throw(engine.mark(stream))}; })
+      .def(py::init(&make_engine))
+      .def("mark", [](Engine& engine,
+                      StreamHandle stream) { return Mark{value_or_throw(engine.mark(stream)), engine.is_cuda()}; })
       .def("submit", &submit, py::arg("store"), py::arg("group"), py::arg("blocks"), py::arg("slots"),
            py::arg("skip_blocks"), py::arg("stream"), py::arg("after").none(true), py::arg("job"))
       .def(
           "check", [](const Engine& engine) { throw_if_error(engine.usable()); },
           "Raises Closed or Forked, before a framework is asked for a stream.")
+      .def("check_owner", [](const Engine& engine) { throw_if_error(engine.owner().check("this mover")); })
       .def("poll", &poll)
       .def("stats",
            [](Engine& engine) {
@@ -132,7 +150,7 @@ void bind_transfer(py::module_& m) {
            })
       .def("slot_address",
            [](const Engine& engine, int group, std::int64_t slot) {
-             return reinterpret_cast<std::uintptr_t>(engine.slot_address(group, slot));
+             return reinterpret_cast<std::uintptr_t>(value_or_throw(engine.slot_address(group, slot)));
            })
       .def_property_readonly("ready_bytes", &Engine::ready_bytes)
       .def("close", [](Engine& engine, double timeout_seconds) {

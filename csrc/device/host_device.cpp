@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <system_error>
 #include <vector>
 
 #include "base/fault.h"
@@ -99,10 +100,12 @@ void HostStream::fill(std::byte* address, std::int64_t bytes, std::uint8_t value
   enqueue([=] { std::memset(address, value, bytes); });
 }
 
-void HostStream::synchronize() {
+Status HostStream::synchronize() {
+  KVO_TRY(owner_.check("this HostStream"));
   HostEvent event;
   (void)record(event);
   event.state->wait(ticket_of(event.state), Deadline::max());
+  return {};
 }
 
 namespace {
@@ -116,8 +119,11 @@ class HostDevice : public Device {
   Result<std::unique_ptr<Event>> make_event(bool) override {
     return std::unique_ptr<Event>(std::make_unique<HostEvent>());
   }
-  Result<std::unique_ptr<Stream>> make_stream() override {
+  Result<std::unique_ptr<Stream>> make_stream() override try {
     return std::unique_ptr<Stream>(std::make_unique<HostStream>());
+  } catch (const std::system_error& error) {
+    return Status(Code::unsupported,
+                  std::string("cannot start a thread for a stream (see ulimit -u): ") + error.what());
   }
 
   // Handle 0: the calling thread is the stream, so all before is done and all after waits here.

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/owner_process.h"
 #include "device/device.h"
 
 namespace kvo {
@@ -40,7 +41,7 @@ class HostStream : public Stream {
   // Stand-ins for kernels, for tests and demos.
   void delay(double seconds);
   void fill(std::byte* address, std::int64_t bytes, std::uint8_t value);
-  void synchronize();
+  Status synchronize();
   StreamHandle handle() const { return reinterpret_cast<StreamHandle>(this); }
 
  private:
@@ -51,6 +52,7 @@ class HostStream : public Stream {
   std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;
   bool stopping_ = false;
+  OwnerProcess owner_;
   std::thread thread_;  // last: starts when all else exists
 };
 

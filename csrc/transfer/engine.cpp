@@ -30,9 +30,11 @@ Engine::Engine(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, std
 Result<std::unique_ptr<Engine>> Engine::create(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena,
                                                std::vector<GroupGeometry> groups, std::int64_t queue_depth) {
   for (const GroupGeometry& group : groups)
-    if (group.num_blocks > UINT32_MAX)
-      return Status(Code::invalid, std::to_string(group.num_blocks) + " blocks: at most 2^32 - 1");
+    if (group.num_blocks > UINT32_MAX || arena->bytes() / kSlotAlign > UINT32_MAX)
+      return Status(Code::invalid, std::to_string(group.num_blocks) + " blocks and " + std::to_string(arena->bytes()) +
+                                       " bytes of host memory: at most 2^32 - 1 blocks and slots");
   std::unique_ptr<Engine> engine(new Engine(std::move(device), std::move(arena), std::move(groups)));
+  if (!engine->check_.usable()) return Status(Code::memory, "no memory for a table of block ids");
   auto marks = EventPool::create(engine->device_, /*timed=*/false, 2 * queue_depth);
   if (!marks.ok()) return marks.status();
   engine->marks_ = std::move(*marks);
@@ -92,10 +94,23 @@ Result<std::vector<std::shared_ptr<Transfer>>> Engine::poll() {
   return finished;
 }
 
+Result<LaneStats> Engine::stats(Direction direction) {
+  KVO_TRY(owner_.check("this mover"));
+  return lane(direction)->stats();
+}
+
+Result<std::byte*> Engine::slot_address(int group, std::int64_t slot) const {
+  KVO_TRY(usable());
+  KVO_TRY(check_.check_slot(group, slot, arena_->ready_bytes()));
+  return arena_->base() + extents_.offset_of(group, slot);
+}
+
 Status Engine::close(Deadline deadline) {
   KVO_TRY(owner_.check("this mover"));
-  std::lock_guard lock(mutex_);
-  if (closed_.exchange(true)) return {};
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_.exchange(true)) return {};
+  }
   Status drained;
   for (auto& each : lanes_)
     if (Status status = each ? each->drain(deadline) : Status(); !status.ok()) drained = status;

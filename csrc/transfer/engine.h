@@ -36,15 +36,15 @@ class Engine {
   Result<std::shared_ptr<Event>> mark(StreamHandle stream);
   Result<TransferHandle> submit(const Request& request, const SubmitOptions& options);
   Result<std::vector<std::shared_ptr<Transfer>>> poll();
-  LaneStats stats(Direction direction) { return lane(direction)->stats(); }
+  Result<LaneStats> stats(Direction direction);
   Status usable() const;  // not ok: closed or forked
   // ok: all freed. timeout: copies still run, their memory is leaked. Calling it again does nothing.
   Status close(Deadline deadline);
 
   const ExtentPlan& extents() const { return extents_; }
-  std::byte* slot_address(int group, std::int64_t slot) const {
-    return arena_->base() + extents_.offset_of(group, slot);
-  }
+  Result<std::byte*> slot_address(int group, std::int64_t slot) const;  // of a slot that is ready
+  const OwnerProcess& owner() const { return owner_; }
+  bool is_cuda() const { return device_->is_cuda(); }
   std::int64_t ready_bytes() const { return arena_->ready_bytes(); }
 
  private:
@@ -59,7 +59,7 @@ class Engine {
   std::array<std::shared_ptr<Lane>, 2> lanes_;
   std::shared_ptr<EventPool> marks_;
 
-  std::mutex mutex_;  // submits and close, one at a time
+  std::mutex mutex_;  // submits, one at a time; close() takes it to wait for the last one
   RequestCheck check_;
   std::atomic<bool> closed_{false};
 };

@@ -1,5 +1,7 @@
 #include "transfer/event_pool.h"
 
+#include <exception>
+
 #include "base/fault.h"
 
 namespace kvo {
@@ -33,8 +35,11 @@ Result<std::shared_ptr<Event>> EventPool::take() {
 void EventPool::put_back(Event* event) noexcept {
   if (owner_.forked()) return;
   std::unique_ptr<Event> returned(event);
-  std::lock_guard lock(mutex_);
-  free_.push_back(std::move(returned));
+  try {
+    std::lock_guard lock(mutex_);
+    free_.push_back(std::move(returned));
+  } catch (const std::exception&) {  // no memory to keep it: it is destroyed
+  }
 }
 
 }  // namespace kvo

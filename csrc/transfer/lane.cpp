@@ -1,9 +1,10 @@
 #include "transfer/lane.h"
 
 #include <algorithm>
+#include <system_error>
 
-#include "base/fault.h"
 #include "base/owner_process.h"
+#include "transfer/guarded.h"
 
 namespace kvo {
 
@@ -11,13 +12,7 @@ namespace {
 
 constexpr auto kFirstPoll = std::chrono::microseconds(10);
 constexpr auto kLongestPoll = std::chrono::microseconds(200);
-
-// The window: at most about (kWindowSteps + 1) * kWindowStep copies wait on the device. A transfer's own operations
-// (waits, events) count as kTransferCost copies.
-constexpr std::int64_t kWindowStep = 1024;
-constexpr std::size_t kWindowSteps = 4;
-constexpr std::int64_t kTransferCost = 32;
-constexpr auto kWindowPoll = std::chrono::microseconds(20);
+constexpr std::int64_t kUnpolledDepths = 16;  // most results that nobody asked for, in queue depths
 
 Status timed_out(const char* what) {
   return Status(Code::timeout, std::string("the deadline passed before the transfer was ") + what +
@@ -26,7 +21,7 @@ Status timed_out(const char* what) {
 
 }  // namespace
 
-Result<std::shared_ptr<Lane>> Lane::create(std::shared_ptr<Device> device, LaneOptions options) {
+Result<std::shared_ptr<Lane>> Lane::create(std::shared_ptr<Device> device, LaneOptions options) try {
   std::shared_ptr<Lane> lane(new Lane(std::move(device), std::move(options)), LeakInFork<Lane>());
   auto stream = lane->device_->make_stream();
   if (!stream.ok()) return stream.status();
@@ -36,6 +31,8 @@ Result<std::shared_ptr<Lane>> Lane::create(std::shared_ptr<Device> device, LaneO
   lane->events_ = std::move(*events);
   lane->thread_ = std::thread([raw = lane.get()] { raw->run(); });
   return lane;
+} catch (const std::system_error& error) {
+  return Status(Code::unsupported, std::string("cannot start a thread for transfers (see ulimit -u): ") + error.what());
 }
 
 Lane::~Lane() { stop(); }
@@ -43,8 +40,13 @@ Lane::~Lane() { stop(); }
 Status Lane::submit(std::shared_ptr<Transfer> transfer) {
   {
     std::lock_guard lock(mutex_);
-    if (stats_.unfinished >= options_.depth) reap_locked();
-    if (stats_.unfinished >= options_.depth) {
+    if (broken_) return Status(Code::device, "an earlier transfer of this direction was lost: make a new mover");
+    if (static_cast<std::int64_t>(finished_.size()) >= kUnpolledDepths * options_.depth)
+      return Status(Code::queue_full, std::to_string(finished_.size()) + " finished jobs wait to be told: call poll()");
+    // What moves nothing costs nothing: it may always come, within reason.
+    const std::int64_t depth = transfer->slots.count > 0 ? options_.depth : 4 * options_.depth;
+    if (stats_.unfinished >= depth) reap_locked();
+    if (stats_.unfinished >= depth) {
       ++stats_.rejected;
       return Status(Code::queue_full, std::to_string(stats_.unfinished) +
                                           " transfers of this direction are in flight, queue_depth allows " +
@@ -58,7 +60,14 @@ Status Lane::submit(std::shared_ptr<Transfer> transfer) {
   return {};
 }
 
-void Lane::run() {
+void Lane::run() noexcept {
+  const Status served = guarded([&] { return serve(), Status(); });
+  if (served.ok()) return;
+  std::lock_guard lock(mutex_);
+  broken_ = true;
+}
+
+void Lane::serve() {
   const Status entered = device_->enter_thread();
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -69,11 +78,12 @@ void Lane::run() {
     transfer->state = TransferState::starting;
     starting_ = true;
     lock.unlock();
-    Status status = entered.ok() ? enqueue(*transfer) : entered;
+    Status status = entered.ok() ? guarded([&] { return enqueue(*transfer); }) : entered;
     lock.lock();
     starting_ = false;
     if (transfer->end) {
       transfer->status = std::move(status);
+      broken_ |= transfer->endless;
       transfer->state = TransferState::enqueued;
       in_flight_.push_back(std::move(transfer));
     } else {
@@ -81,81 +91,6 @@ void Lane::run() {
     }
     changed_.notify_all();
   }
-}
-
-// On failure `end` is set if copies may be running, so that nobody reuses their memory before it fires.
-Status Lane::enqueue(Transfer& transfer) {
-  if (fault::fires("enqueue_delay")) std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  auto start = events_->take();
-  if (!start.ok()) return start.status();
-  auto end = events_->take();
-  if (!end.ok()) return end.status();
-  KVO_TRY(make_room(kTransferCost));
-  KVO_TRY(stream_->wait(*transfer.after));
-  KVO_TRY(stream_->record(**start));
-  Status copied = copy_all(transfer);
-  Status recorded = stream_->record(**end);
-  if (!recorded.ok()) return recorded;
-  transfer.start = std::move(*start);
-  transfer.end = std::move(*end);
-  return copied;
-}
-
-Status Lane::copy_all(Transfer& transfer) {
-  plan(transfer);
-  // Tests: the nth copy fails, those before it are under way.
-  std::size_t good = 0;
-  while (good < copies_.size() && !fault::fires("copy")) ++good;
-  KVO_TRY(copy_in_steps(std::span(copies_).first(good)));
-  if (good == copies_.size()) return {};
-  return Status(Code::device,
-                "copy " + std::to_string(good) + " of " + std::to_string(copies_.size()) + " failed (injected)");
-}
-
-void Lane::plan(Transfer& transfer) {
-  blocks_.assign(transfer.blocks.ids.get(), transfer.blocks.ids.get() + transfer.blocks.count);
-  slot_offsets_.clear(), spans_.clear(), copies_.clear();
-  for (std::int64_t i = 0; i < transfer.slots.count; ++i)
-    slot_offsets_.push_back(options_.extents.offset_of(transfer.group, transfer.slots.ids[i]));
-  ids_.put_back(transfer.blocks), ids_.put_back(transfer.slots);
-  plan_spans(options_.groups[transfer.group], {blocks_, slot_offsets_, transfer.skip_blocks}, options_.cut_bytes,
-             spans_);
-  const bool store = options_.direction == Direction::store;
-  for (const Span& span : spans_) {
-    auto* device = reinterpret_cast<std::byte*>(span.device);
-    std::byte* host = options_.arena + span.host;
-    copies_.push_back({store ? host : device, store ? device : host, span.bytes});
-    transfer.result.bytes += span.bytes;
-  }
-}
-
-Status Lane::copy_in_steps(std::span<const CopySpan> copies) {
-  while (!copies.empty()) {
-    const auto step = copies.first(std::min<std::size_t>(copies.size(), kWindowStep));
-    KVO_TRY(make_room(static_cast<std::int64_t>(step.size())));
-    KVO_TRY(stream_->copy(step, options_.direction));
-    copies = copies.subspan(step.size());
-  }
-  return {};
-}
-
-Status Lane::make_room(std::int64_t cost) {
-  if ((window_cost_ += cost) < kWindowStep) return {};
-  window_cost_ = 0;
-  auto point = events_->take();
-  if (!point.ok()) return point.status();
-  KVO_TRY(stream_->record(**point));
-  window_.push_back(std::move(*point));
-  while (window_.size() > kWindowSteps) {
-    const EventState state = device_->query(*window_.front());
-    if (state == EventState::failed)
-      return Status(Code::device, "the device reported an error before the transfer started");
-    if (state == EventState::pending)
-      std::this_thread::sleep_for(kWindowPoll);
-    else
-      window_.pop_front();
-  }
-  return {};
 }
 
 void Lane::reap() {
@@ -167,6 +102,7 @@ void Lane::reap_locked() {
   bool any = false;
   while (!in_flight_.empty()) {
     const std::shared_ptr<Transfer> transfer = in_flight_.front();
+    if (transfer->endless) break;
     const EventState state = device_->query(*transfer->end);
     if (state == EventState::pending) break;
     in_flight_.pop_front();
@@ -197,15 +133,24 @@ void Lane::finish_locked(const std::shared_ptr<Transfer>& transfer, Status statu
 
 Status Lane::before(Transfer& transfer, StreamHandle stream, Deadline deadline) {
   std::shared_ptr<Event> end;
-  {
-    std::unique_lock lock(mutex_);
-    auto on_device = [&] { return transfer.state >= TransferState::enqueued; };
-    if (!changed_.wait_until(lock, deadline, on_device)) return timed_out("enqueued");
-    if (transfer.state == TransferState::finished) return transfer.result.status;
-    KVO_TRY(transfer.status);
-    end = transfer.end;
-  }
-  return device_->wait(stream, *end, deadline);
+  Status status = enqueued_end(transfer, deadline, end);
+  if (!end) return status;
+  // Also when it failed: copies before the one that failed may be running.
+  Status edge = device_->wait(stream, *end, deadline);
+  return status.ok() ? edge : status;
+}
+
+// `end` stays empty where there is nothing to wait for.
+Status Lane::enqueued_end(Transfer& transfer, Deadline deadline, std::shared_ptr<Event>& end) {
+  std::unique_lock lock(mutex_);
+  auto on_device = [&] { return transfer.state >= TransferState::enqueued; };
+  ++callers_waiting_;
+  const bool in_time = changed_.wait_until(lock, deadline, on_device);
+  --callers_waiting_;
+  if (!in_time) return timed_out("enqueued");
+  if (transfer.state == TransferState::finished) return transfer.result.status;
+  if (!transfer.endless) end = transfer.end;
+  return transfer.status;
 }
 
 bool Lane::done(Transfer& transfer) {
@@ -278,6 +223,7 @@ void Lane::stop() {
 }
 
 void Lane::abandon() {
+  abandoned_ = true;
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;

@@ -7,6 +7,7 @@
 // order of submission. Nobody waits for a copy to finish but who asks to: finished ones are noticed ("reaped") whenever
 // somebody calls in.
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -58,12 +59,14 @@ class Lane {
  private:
   Lane(std::shared_ptr<Device> device, LaneOptions options)
       : device_(std::move(device)), options_(std::move(options)), ids_(4 * options_.depth) {}
-  void run();
+  void run() noexcept;
+  void serve();
   Status enqueue(Transfer& transfer);
   void plan(Transfer& transfer);  // into copies_
   Status copy_all(Transfer& transfer);
   Status copy_in_steps(std::span<const CopySpan> copies);
   Status make_room(std::int64_t cost);
+  Status enqueued_end(Transfer& transfer, Deadline deadline, std::shared_ptr<Event>& end);
   void reap_locked();
   void finish_locked(const std::shared_ptr<Transfer>& transfer, Status status);
   bool idle_locked() const { return queue_.empty() && !starting_ && in_flight_.empty(); }
@@ -79,6 +82,7 @@ class Lane {
   std::deque<std::shared_ptr<Transfer>> queue_, in_flight_;
   std::vector<std::shared_ptr<Transfer>> finished_;
   bool starting_ = false, stopping_ = false;
+  bool broken_ = false;  // no further transfer is believed
   LaneStats stats_;
 
   // Scratch of the lane's thread.
@@ -88,6 +92,8 @@ class Lane {
   // The last points of the stream, one every kWindowStep copies: how far the device may lag behind this thread.
   std::deque<std::shared_ptr<Event>> window_;
   std::int64_t window_cost_ = 0;
+  std::atomic<int> callers_waiting_{0};  // in before(), for a transfer to be enqueued
+  std::atomic<bool> abandoned_{false};
   std::thread thread_;
 };
 

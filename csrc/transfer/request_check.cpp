@@ -44,7 +44,10 @@ Status RequestCheck::check(const Request& request, std::int64_t ready_bytes, IdL
   if (bad < blocks.count) return bad_block(request, bad);
   const std::int64_t ready = ready_slots(request.group, ready_bytes);
   const std::int64_t bad_position = slots_seen_[request.group].copy(request.slots, 0, ready, slots);
-  return bad_position < slots.count ? bad_slot(request, bad_position, ready_bytes) : Status();
+  if (bad_position == slots.count) return {};
+  KVO_TRY(check_slot(request.group, request.slots[bad_position], ready_bytes));
+  return invalid("slot " + number(request.slots[bad_position]) + " is given twice (again at position " +
+                 number(bad_position) + "): a slot may appear once in a transfer");
 }
 
 // Slots below this number are ready: extents become ready in order, and slots in each of them.
@@ -54,8 +57,7 @@ std::int64_t RequestCheck::ready_slots(int group, std::int64_t ready_bytes) cons
 }
 
 Status RequestCheck::check_shape(const Request& request) const {
-  if (request.group < 0 || request.group >= static_cast<int>(groups_.size()))
-    return invalid("group " + number(request.group) + ": the layout has groups 0 to " + number(groups_.size() - 1));
+  KVO_TRY(check_group(request.group));
   const std::int64_t per_chunk = groups_[request.group].blocks_per_chunk;
   const auto blocks = static_cast<std::int64_t>(request.blocks.size());
   const auto slots = static_cast<std::int64_t>(request.slots.size());
@@ -78,17 +80,26 @@ Status RequestCheck::bad_block(const Request& request, std::int64_t position) co
                  "): a block may appear once in a transfer");
 }
 
-Status RequestCheck::bad_slot(const Request& request, std::int64_t position, std::int64_t ready_bytes) const {
-  const std::int64_t slot = request.slots[position], limit = slots_seen_[request.group].limit();
+Status RequestCheck::check_group(int group) const {
+  if (group >= 0 && group < static_cast<int>(groups_.size())) return {};
+  return invalid("group " + number(group) + ": the layout has groups 0 to " + number(groups_.size() - 1));
+}
+
+Status RequestCheck::check_slot(int group, std::int64_t slot, std::int64_t ready_bytes) const {
+  KVO_TRY(check_group(group));
+  const std::int64_t limit = slots_seen_[group].limit();
   if (slot < 0 || slot >= limit)
-    return invalid("slot " + number(slot) + " at position " + number(position) + ": group " + number(request.group) +
-                   " has slots 0 to " + number(limit - 1));
-  if (slot >= ready_slots(request.group, ready_bytes))
-    return invalid("slot " + number(slot) + " ends at byte " +
-                   number(extents_.offset_of(request.group, slot) + extents_.slot_bytes[request.group]) +
-                   " of the arena, of which " + number(ready_bytes) + " bytes are ready so far");
-  return invalid("slot " + number(slot) + " is given twice (again at position " + number(position) +
-                 "): a slot may appear once in a transfer");
+    return invalid("slot " + number(slot) + ": group " + number(group) + " has slots 0 to " + number(limit - 1));
+  if (slot < ready_slots(group, ready_bytes)) return {};
+  return invalid("slot " + number(slot) + " ends at byte " +
+                 number(extents_.offset_of(group, slot) + extents_.slot_bytes[group]) + " of the arena, of which " +
+                 number(ready_bytes) + " bytes are ready so far");
+}
+
+bool RequestCheck::usable() const {
+  const auto allocated = [](const DuplicateFinder& finder) { return finder.usable(); };
+  return std::all_of(blocks_seen_.begin(), blocks_seen_.end(), allocated) &&
+         std::all_of(slots_seen_.begin(), slots_seen_.end(), allocated);
 }
 
 }  // namespace kvo

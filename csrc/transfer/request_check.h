@@ -18,6 +18,7 @@ class DuplicateFinder {
   explicit DuplicateFinder(std::int64_t limit)
       : limit_(limit), seen_(static_cast<std::uint32_t*>(std::calloc(limit ? limit : 1, sizeof(std::uint32_t)))) {}
   std::int64_t limit() const { return limit_; }
+  bool usable() const { return seen_ != nullptr; }
   // Ids from `first` on, into `out`, which has as many. Returns the position of the first one that is not below `limit`
   // or is repeated; ids.size() if none.
   std::int64_t copy(std::span<const std::int64_t> ids, std::int64_t first, std::int64_t limit, IdList& out);
@@ -41,12 +42,14 @@ struct Request {
 class RequestCheck {
  public:
   RequestCheck(const std::vector<GroupGeometry>& groups, const ExtentPlan& extents, std::int64_t arena_bytes);
+  bool usable() const;  // false: there was no memory for the tables
   Status check(const Request& request, std::int64_t ready_bytes, IdList& blocks, IdList& slots);
+  Status check_slot(int group, std::int64_t slot, std::int64_t ready_bytes) const;
 
  private:
   Status check_shape(const Request& request) const;
   Status bad_block(const Request& request, std::int64_t position) const;
-  Status bad_slot(const Request& request, std::int64_t position, std::int64_t ready_bytes) const;
+  Status check_group(int group) const;
   std::int64_t ready_slots(int group, std::int64_t ready_bytes) const;
 
   const std::vector<GroupGeometry>& groups_;

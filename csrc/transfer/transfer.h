@@ -29,6 +29,7 @@ struct Transfer {
   std::shared_ptr<Event> after;  // the caller's stream, when the transfer was asked for
 
   TransferState state = TransferState::queued;
+  bool endless = false;               // its end could not be recorded: its copies may run for ever
   std::shared_ptr<Event> start, end;  // around the copies; exist from `enqueued` on
   Status status;
   TransferResult result;

@@ -13,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 from vllm.platforms import current_platform
 
+from kvoffload.errors import Unsupported
 from kvoffload.vllm import start, support
 from kvoffload.vllm.metadata import Greeting, StepPlan
 from kvoffload.vllm.options import Options
@@ -141,6 +142,11 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- scheduler
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        strangers = {type(greeting).__name__ for greeting in metadata.values() if not isinstance(greeting, Greeting)}
+        if strangers:
+            raise Unsupported(
+                f"a handshake of {', '.join(strangers)}: kvoffload does not share it with other connectors"
+            )
         hellos = [greeting.hello for greeting in metadata.values()]
         self.ledger_half.hello(hellos)
         start.log_start_line(hellos, self.ledger_half, self._options, self._vllm_config)

@@ -26,6 +26,7 @@ class Lookup:
         counters: Counter[str],
     ) -> None:
         self.generation = 0
+        self.joins = True  # False without vLLM's own prefix cache: what is loaded for another request is no hit there
         self._ledger = ledger
         self._groups = groups
         self._unit_tokens = unit_tokens
@@ -91,7 +92,7 @@ class Lookup:
         For a new request a key that is being stored is a miss.
         """
         loading = self._loading[group.index]
-        if loading and not loading.keys().isdisjoint(keys):
+        if self.joins and loading and not loading.keys().isdisjoint(keys):
             self._counters["joins"] += state.waiting_since is None
             return True
         if ready < len(keys) and state.request.num_preemptions > 0:

@@ -64,7 +64,7 @@ class RequestState:
         A chunk is complete when its tokens are computed, or will be at the end of the planned step, and hashed: with
         asynchronous scheduling the hash comes a step later.
         """
-        if self.muted or not self.table:
+        if self.muted or not self.table or not groups:
             return []
         hashes = self.request.block_hashes
         found = []

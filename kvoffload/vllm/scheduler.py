@@ -28,19 +28,37 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
+LONGEST_STEP_SECONDS = 1.0
+
 Chunks = list[tuple[list[bytes], list[int]]]  # per group: keys, blocks
 
 
 class LedgerHalf:
     """All calls come from the scheduler's thread, in the order of vLLM's steps."""
 
-    def __init__(self, options: Options, kv_cache_config: KVCacheConfig, tokens_per_hash: int, ranks: int) -> None:
-        self.ledger = Ledger(ranks=ranks, deadline_seconds=options.deadline_seconds)
+    def __init__(
+        self,
+        options: Options,
+        kv_cache_config: KVCacheConfig,
+        tokens_per_hash: int,
+        ranks: int,
+        *,
+        prefix_caching: bool = True,
+        speculates: bool = False,
+    ) -> None:
+        # Reports come only with steps, so deadlines count time in which vLLM steps: an engine that stands idle, or
+        # compiles for a minute, has not heard of what ended meanwhile.
+        self.ledger = Ledger(
+            ranks=ranks, deadline_seconds=options.deadline_seconds, clock=lambda: self._stepped_seconds
+        )
+        self._stepped_seconds, self._last_plan = 0.0, time.monotonic()
         self.counters: Counter[str] = Counter()
         self.groups: tuple[ChunkGroup, ...] = ()  # none before all workers said hello: nothing is served till then
         self._deadline_seconds = options.deadline_seconds
         self._kv_cache_config = kv_cache_config
         self._tokens_per_hash = tokens_per_hash
+        self._prefix_caching = prefix_caching
+        self._speculates = speculates
         self._lookup: Lookup | None = None
         self._requests: dict[str, RequestState] = {}
         self._fence = Fence()
@@ -58,6 +76,7 @@ class LedgerHalf:
         self._lookup = Lookup(
             self.ledger, self.groups, hit_unit_tokens(self.groups), self._deadline_seconds, self.counters
         )
+        self._lookup.joins = self._prefix_caching
 
     # ---- lookup and load
 
@@ -132,6 +151,9 @@ class LedgerHalf:
 
     def plan(self, scheduled: SchedulerOutput) -> StepPlan:
         """What the workers do in this step, besides the model."""
+        now = time.monotonic()
+        self._stepped_seconds += min(now - self._last_plan, LONGEST_STEP_SECONDS)
+        self._last_plan = now
         for job in self.ledger.expire():
             self._give_up(job)
         early, self._early = self._early, []
@@ -157,7 +179,8 @@ class LedgerHalf:
         step_tokens, drafts = scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens
         for new in scheduled.scheduled_new_reqs:
             state = self._requests[new.req_id]
-            state.computed_tokens = new.num_computed_tokens + step_tokens[new.req_id] - len(drafts.get(new.req_id, ()))
+            computed = new.num_computed_tokens + step_tokens[new.req_id] - len(drafts.get(new.req_id, ()))
+            state.computed_tokens = min(computed, state.request.num_tokens) if self._speculates else computed
             if state.computed_tokens >= state.next_tokens:
                 chunks += state.complete_chunks(self.groups)
         running = scheduled.scheduled_cached_reqs
@@ -172,6 +195,8 @@ class LedgerHalf:
             computed = before + step_tokens[request_id]
             if drafts:
                 computed -= len(drafts.get(request_id, ()))
+            if self._speculates:  # `before` still counts drafts of a step in flight, which may be refused
+                computed = min(computed, state.request.num_tokens)
             state.computed_tokens = computed
             if computed >= state.next_tokens:
                 chunks += state.complete_chunks(self.groups)

@@ -33,14 +33,21 @@ def make_ledger_half(options: Options, vllm_config: VllmConfig, kv_cache_config:
         logger.info("kvoffload: kv_load_failure_policy set to 'recompute' (was %r)", transfer.kv_load_failure_policy)
         transfer.kv_load_failure_policy = "recompute"
     _, tokens_per_hash = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
-    return LedgerHalf(options, kv_cache_config, tokens_per_hash, vllm_config.parallel_config.world_size)
+    return LedgerHalf(
+        options,
+        kv_cache_config,
+        tokens_per_hash,
+        vllm_config.parallel_config.world_size,
+        prefix_caching=bool(vllm_config.cache_config.enable_prefix_caching),
+        speculates=vllm_config.speculative_config is not None,
+    )
 
 
 def make_mover_half(options: Options, vllm_config: VllmConfig, layout: KVLayout) -> MoverHalf:
     """Raises InvalidInput when `host`, divided over the ranks of a node, holds no chunk; MemoryLimit as Mover does."""
     ranks = vllm_config.parallel_config.local_world_size
     host_bytes = options.host // ranks
-    least = sum(group.slot_bytes for group in layout.groups)
+    least = len(layout.groups) * max(group.slot_bytes for group in layout.groups)
     if host_bytes < least:
         raise InvalidInput(
             f"option 'host' is {options.host} bytes for {ranks} rank(s) of this node, {host_bytes} each; one chunk of "

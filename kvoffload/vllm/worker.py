@@ -24,7 +24,7 @@ from kvoffload.vllm.metadata import Load, StepPlan, WorkerReport
 
 logger = init_logger("vllm.kvoffload")  # vLLM shows only loggers under its own name
 
-FLUSH_SECONDS = 5.0  # bound of the wait until a store's copies are enqueued
+FLUSH_SECONDS = 5.0  # bound of the waits of one step until stores' copies are enqueued
 
 
 @dataclass(slots=True)
@@ -75,8 +75,9 @@ class MoverHalf:
         mark = self._mark(plan.early)
         if mark is not None:
             self._submit_stores(plan.early, mark)
+        flush_deadline = time.monotonic() + FLUSH_SECONDS if plan.flush else 0.0
         for job in plan.flush:
-            self._flush(job)
+            self._flush(job, flush_deadline)
         for load in plan.loads:
             self._begin_load(load)
         jobs = tuple(job for load in plan.loads for job in load.jobs)
@@ -108,13 +109,13 @@ class MoverHalf:
             except KVOffloadError as error:  # a full queue too: a store is dropped, not kept waiting
                 self._fail(job, error)
 
-    def _flush(self, job: int) -> None:
+    def _flush(self, job: int, deadline: float) -> None:
         """What the current stream does from now on comes after the store's reads, or the store is not believed."""
         transfer = self._stores.get(job)
         if transfer is None:  # it has ended
             return
         try:
-            transfer.before(timeout_seconds=FLUSH_SECONDS)
+            transfer.before(timeout_seconds=max(0.0, deadline - time.monotonic()))
             self.counters["flushes"] += 1
         except KVOffloadError:
             transfer.cancel()

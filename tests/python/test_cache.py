@@ -169,6 +169,62 @@ def test_errors_name_what_was_given_and_what_is_allowed():
     cache.close()
 
 
+def test_a_plan_is_undone_whatever_error_stops_it():
+    tensor, cache = make(slots=4)
+    with cache:
+        with pytest.raises(TypeError):
+            cache.store([key("a")], [0, 1], after="no mark")
+        stats = cache.stats()
+        assert (stats["jobs_in_flight"], stats["free_slots"], stats["tier_off"]) == (0, 4, False)
+        store(tensor, cache, "a")
+        assert loads_right(tensor, cache, "a")
+
+
+def test_after_close_every_call_says_so():
+    tensor, cache = make(slots=4)
+    store(tensor, cache, "a")
+    cache.close()
+    for call in (lambda: cache.lookup([key("a")]), lambda: cache.load([key("a")], [0, 1]), cache.stats, cache.reset):
+        with pytest.raises(kv.Closed):
+            call()
+
+
+def test_what_is_there_costs_no_place_in_the_queue():
+    tensor, cache = make(slots=4, queue_depth=1)
+    with cache:
+        store(tensor, cache, "a")
+        cache.lookup([key("a")])
+        stream = kv.HostStream()
+        stream.delay(0.1)
+        cache.store([key("b")], [2, 3], stream=stream)
+        assert cache.store([key("a")], [0, 1]).wait(timeout_seconds=10).bytes == 0
+
+
+UNCLOSED = """
+import sys, numpy as np, kvoffload as kv
+from kvoffload import _C
+def work():
+    tensor = np.ones((8, 1 << 20), np.uint8)
+    layout = kv.KVLayout.from_tensors(tensor, tokens_per_block=16, blocks_per_chunk=1)
+    cache = kv.KVCache(layout, "16MiB")
+    _C.fault_arm("copy_delay", 0, 100)
+    cache.store([bytes([i]) * 16 for i in range(8)], list(range(8)))
+    return cache, layout, tensor
+"""
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["work(); print('dropped')", "kept = work(); print('dropped')",
+     "stream = kv.HostStream(); kept = work(); stream.delay(6); kept[0].store([b'x' * 16], [3], stream=stream); "
+     "kept[0].close(0.2); print('dropped')"],
+    ids=["dropped", "process ends", "stuck"],
+)  # fmt: skip
+def test_tensors_outlive_the_copies_that_nobody_waited_for(end):
+    done = subprocess.run([sys.executable, "-c", UNCLOSED + end], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "dropped\n"), done.stderr
+
+
 names = st.integers(0, 9)
 
 

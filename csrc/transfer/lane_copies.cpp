@@ -1,0 +1,99 @@
+// The lane's thread: from a transfer's ids to copies on the stream.
+#include <algorithm>
+
+#include "base/fault.h"
+#include "transfer/guarded.h"
+#include "transfer/lane.h"
+
+namespace kvo {
+
+namespace {
+
+// The window: at most about (kWindowSteps + 1) * kWindowStep copies wait on the device. A transfer's own operations
+// (waits, events) count as kTransferCost copies.
+constexpr std::int64_t kWindowStep = 1024;
+constexpr std::size_t kWindowSteps = 4;
+constexpr std::size_t kWindowStepsWaitedFor = 16;  // while a caller waits for a transfer to be enqueued
+constexpr std::int64_t kTransferCost = 32;
+constexpr auto kWindowPoll = std::chrono::microseconds(20);
+
+}  // namespace
+
+// On failure `end` is set if copies may be running, so that nobody reuses their memory before it fires.
+Status Lane::enqueue(Transfer& transfer) {
+  if (fault::fires("enqueue_delay")) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  auto start = events_->take();
+  if (!start.ok()) return start.status();
+  auto end = events_->take();
+  if (!end.ok()) return end.status();
+  KVO_TRY(make_room(kTransferCost));
+  KVO_TRY(stream_->wait(*transfer.after));
+  KVO_TRY(stream_->record(**start));
+  transfer.start = std::move(*start);
+  transfer.end = std::move(*end);
+  Status copied = guarded([&] { return copy_all(transfer); });
+  Status recorded = guarded([&] { return stream_->record(*transfer.end); });
+  transfer.endless = !recorded.ok();
+  return recorded.ok() ? copied : recorded;
+}
+
+Status Lane::copy_all(Transfer& transfer) {
+  plan(transfer);
+  // Tests: the nth copy fails, those before it are under way.
+  std::size_t good = 0;
+  while (good < copies_.size() && !fault::fires("copy")) ++good;
+  KVO_TRY(copy_in_steps(std::span(copies_).first(good)));
+  if (good == copies_.size()) return {};
+  return Status(Code::device,
+                "copy " + std::to_string(good) + " of " + std::to_string(copies_.size()) + " failed (injected)");
+}
+
+void Lane::plan(Transfer& transfer) {
+  blocks_.assign(transfer.blocks.ids.get(), transfer.blocks.ids.get() + transfer.blocks.count);
+  slot_offsets_.clear(), spans_.clear(), copies_.clear();
+  for (std::int64_t i = 0; i < transfer.slots.count; ++i)
+    slot_offsets_.push_back(options_.extents.offset_of(transfer.group, transfer.slots.ids[i]));
+  ids_.put_back(transfer.blocks), ids_.put_back(transfer.slots);
+  plan_spans(options_.groups[transfer.group], {blocks_, slot_offsets_, transfer.skip_blocks}, options_.cut_bytes,
+             spans_);
+  const bool store = options_.direction == Direction::store;
+  for (const Span& span : spans_) {
+    auto* device = reinterpret_cast<std::byte*>(span.device);
+    std::byte* host = options_.arena + span.host;
+    copies_.push_back({store ? host : device, store ? device : host, span.bytes});
+    transfer.result.bytes += span.bytes;
+  }
+}
+
+Status Lane::copy_in_steps(std::span<const CopySpan> copies) {
+  while (!copies.empty()) {
+    const auto step = copies.first(std::min<std::size_t>(copies.size(), kWindowStep));
+    KVO_TRY(make_room(static_cast<std::int64_t>(step.size())));
+    if (abandoned_) return Status(Code::closed, "closed before all copies were enqueued");
+    KVO_TRY(stream_->copy(step, options_.direction));
+    copies = copies.subspan(step.size());
+  }
+  return {};
+}
+
+Status Lane::make_room(std::int64_t cost) {
+  if ((window_cost_ += cost) < kWindowStep) return {};
+  window_cost_ = 0;
+  auto point = events_->take();
+  if (!point.ok()) return point.status();
+  KVO_TRY(stream_->record(**point));
+  window_.push_back(std::move(*point));
+  while (window_.size() > (callers_waiting_ ? kWindowStepsWaitedFor : kWindowSteps)) {
+    if (abandoned_) return Status(Code::closed, "closed before all copies were enqueued");
+    const EventState state = device_->query(*window_.front());
+    if (state == EventState::failed)
+      return Status(Code::device, "the device reported an error before the transfer started");
+    if (state == EventState::pending)
+      std::this_thread::sleep_for(kWindowPoll);
+    else
+      window_.pop_front();
+  }
+  return {};
+}
+
+}  // namespace kvo
