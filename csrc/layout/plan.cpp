@@ -54,6 +54,7 @@ void plan_spans(const GroupGeometry& group, const ChunkBatch& batch, std::int64_
       std::int64_t host = page_host + skip * page.bytes;
       for (std::int64_t j = skip; j < per_chunk; ++j, host += page.bytes) {
         const std::uintptr_t device = page.address + static_cast<std::uintptr_t>(blocks[j]) * stride;
+        // Only within a page run: the next one may be another allocation that lies behind this one by chance.
         if (j > skip && device == span.device + static_cast<std::uintptr_t>(span.bytes) &&
             host == span.host + span.bytes) {
           span.bytes += page.bytes;

@@ -33,6 +33,8 @@ class Lookup:
         self._deadline_seconds = deadline_seconds
         self._counters = counters
         self._loading: list[dict[bytes, str]] = [{} for _ in groups]  # per group: key -> the request it is loaded for
+        self._parked: set[str] = set()  # requests whose load is done; they hold blocks and wait to be admitted
+        self._making_way = False
 
     def load_begins(self, state: RequestState, group: ChunkGroup, keys: Sequence[bytes]) -> None:
         request_id = state.request.request_id
@@ -40,10 +42,16 @@ class Lookup:
             self._loading[group.index][key] = request_id
             state.loading.append((group.index, key))
 
+    def load_done(self, state: RequestState) -> None:
+        """All ranks have reported the request's load."""
+        self._parked.add(state.request.request_id)
+
     def load_ended(self, state: RequestState) -> None:
         """The request was admitted (only now are its blocks in vLLM's own cache), looked up again, or is gone."""
         if not state.loading:
             return
+        self._parked.discard(state.request.request_id)
+        self._making_way = self._making_way and bool(self._parked)
         for group, key in state.loading:
             if self._loading[group].get(key) == state.request.request_id:
                 del self._loading[group][key]
@@ -51,14 +59,27 @@ class Lookup:
         self.generation += 1
 
     def answer(self, state: RequestState, now: float) -> Answer:
+        if self._make_way(state):
+            return None, False
         patient = state.waiting_since is None or now - state.waiting_since < self._deadline_seconds
         stamp = (state.local_tokens, state.request.num_tokens, self.generation)
         if state.stamp == stamp and (patient or state.answer[0] is not None):
             return state.answer
         state.stamp, state.answer = stamp, self._look(state, patient)
-        if state.answer[0] is None and state.waiting_since is None:
+        state.offered = state.answer[0] is not None
+        if not state.offered and state.waiting_since is None:
             state.waiting_since = now
         return state.answer
+
+    def _make_way(self, state: RequestState) -> bool:
+        """Lets requests pass that hold blocks already, when one before them in the queue was found not to fit.
+
+        vLLM before 0.32 stops its scan there; with nothing running, nothing would ever be scheduled again.
+        """
+        if self._parked and state.offered and not self._making_way:
+            self._making_way = True
+            self._counters["made_way"] += 1
+        return self._making_way
 
     def _look(self, state: RequestState, patient: bool) -> Answer:
         """Hits end on a multiple of every group's chunk, and leave at least one token to compute."""

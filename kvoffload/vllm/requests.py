@@ -34,9 +34,11 @@ class RequestState:
     muted: bool = False
     holds: list[Hold] = field(default_factory=list)
     loading: list[tuple[int, bytes]] = field(default_factory=list)  # (group, key) of a load until it is admitted
+    open_loads: set[int] = field(default_factory=set)  # jobs of that load that have not ended on all ranks
     waiting_since: float | None = None
     stamp: Stamp | None = None
     answer: Answer = (0, False)
+    offered: bool = False  # vLLM was given an answer to act on, and has not given out blocks since
 
     def begin(self, groups: Sequence[ChunkGroup], table: Sequence[Sequence[int]]) -> None:
         """The request was given blocks. All its chunks are looked at again: known ones are only touched."""

@@ -63,6 +63,7 @@ class LedgerHalf:
         self._requests: dict[str, RequestState] = {}
         self._fence = Fence()
         self._open_jobs: set[int] = set()
+        self._loading: dict[int, RequestState] = {}  # by job
         self._admitted: set[str] = set()  # given blocks in this schedule()
         self._loads: list[Load] = []  # planned in this schedule()
         self._early: Chunks = []  # of requests finished since the last plan
@@ -109,6 +110,7 @@ class LedgerHalf:
         state.release_holds()
         state.waiting_since = None
         state.stamp = None
+        state.offered = False
 
     def _plan_load(self, state: RequestState, external_tokens: int) -> None:
         assert self._lookup is not None
@@ -127,7 +129,10 @@ class LedgerHalf:
                 return
             jobs.append(job)
             self._lookup.load_begins(state, group, keys)
-        self._open_jobs.update(job.id for job in jobs)
+        for job in jobs:
+            self._open_jobs.add(job.id)
+            self._loading[job.id] = state
+            state.open_loads.add(job.id)
         self._loads.append(Load(state.request.request_id, tuple(jobs)))
         self.counters["loads"] += len(jobs)
         self.counters["hit_tokens"] += external_tokens
@@ -236,6 +241,11 @@ class LedgerHalf:
     def _finished(self, job: FinishedJob) -> None:
         self._open_jobs.discard(job.id)
         self._fence.done(job.id)
+        state = self._loading.pop(job.id, None)
+        if state is not None and self._lookup is not None:
+            state.open_loads.discard(job.id)
+            if state.loading and not state.open_loads:
+                self._lookup.load_done(state)
         if not job.ok and not job.late:
             self.counters[f"failed_{job.kind}s"] += 1
         self._changed()

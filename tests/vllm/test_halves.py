@@ -208,6 +208,23 @@ def test_others_join_a_load_until_its_request_is_admitted() -> None:
     assert scheduler.half.matched_tokens(second, 12) == (0, False)
 
 
+def test_a_request_that_does_not_fit_makes_way_for_those_that_hold_blocks() -> None:
+    scheduler = Scheduler()
+    scheduler.stored("a", 12, [1, 2, 3])
+    first, large, other = (scheduler.request(*given) for given in (("b", 13, "a"), ("large", 100), ("other", 8)))
+    assert scheduler.half.matched_tokens(first, 0) == (12, True)
+    scheduler.admit(first, [4, 5, 6], external=12)
+    ((job,),) = (load.jobs for load in scheduler.step().loads)
+    assert scheduler.half.matched_tokens(large, 0) == (0, False)  # does not fit
+    assert scheduler.half.matched_tokens(large, 0) == (0, False)  # the load is still under way
+    scheduler.report(job)
+    assert scheduler.half.matched_tokens(large, 0) == (None, False)
+    assert scheduler.half.matched_tokens(other, 0) == (None, False)  # nobody else passes
+    scheduler.admit(first, [4, 5, 6, 7])
+    assert scheduler.half.matched_tokens(large, 0) == (0, False)
+    assert scheduler.half.matched_tokens(other, 0) == (0, False)
+
+
 @pytest.mark.parametrize("state", ["waiting", "loading"])
 def test_joiners_go_on_when_the_request_they_wait_for_is_gone(state: str) -> None:
     scheduler = Scheduler()
