@@ -12,6 +12,8 @@ from kvoffload.errors import Unsupported
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
+Chunks = list[tuple[list[bytes], list[int]]]  # (keys, blocks) of one request and group each
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkGroup:
@@ -56,3 +58,26 @@ def make_groups(
 def hit_unit_tokens(groups: Sequence[ChunkGroup]) -> int:
     """Hits end at multiples of this: chunk ends of all groups."""
     return math.lcm(*(group.tokens_per_chunk for group in groups))
+
+
+def batches(chunks: Chunks) -> Chunks:
+    """Joins what several requests have to store. No block comes twice in one: a block that requests share may be part
+    of different chunks of theirs. A beginning that they share comes once.
+    """
+    joined: Chunks = []
+    seen_keys: set[bytes] = set()
+    seen_blocks: set[int] = set()
+    for keys, blocks in chunks:
+        known = next((i for i, key in enumerate(keys) if key not in seen_keys), len(keys))
+        if known == len(keys):
+            continue
+        if known:
+            blocks, keys = blocks[known * len(blocks) // len(keys) :], keys[known:]
+        if not joined or not seen_blocks.isdisjoint(blocks):
+            joined.append(([], []))
+            seen_blocks.clear()
+        joined[-1][0].extend(keys)
+        joined[-1][1].extend(blocks)
+        seen_keys.update(keys)
+        seen_blocks.update(blocks)
+    return joined

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvoffload.ledger import Hold
-from kvoffload.vllm.groups import ChunkGroup
+from kvoffload.vllm.groups import ChunkGroup, Chunks
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -60,7 +60,7 @@ class RequestState:
         self.muted = True
         self.forget_blocks()
 
-    def complete_chunks(self, groups: Sequence[ChunkGroup]) -> list[tuple[list[bytes], list[int]]]:
+    def complete_chunks(self, groups: Sequence[ChunkGroup]) -> Chunks:
         """Per group (keys, blocks) of the chunks that were completed since the last call; empty when there are none.
 
         A chunk is complete when its tokens are computed, or will be at the end of the planned step, and hashed: with

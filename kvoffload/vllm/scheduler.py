@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from kvoffload.ledger import Ledger
 from kvoffload.messages import FinishedJob, Hello, Job
 from kvoffload.vllm.fence import Fence
-from kvoffload.vllm.groups import ChunkGroup, hit_unit_tokens, make_groups
+from kvoffload.vllm.groups import ChunkGroup, Chunks, batches, hit_unit_tokens, make_groups
 from kvoffload.vllm.lookup import Lookup
 from kvoffload.vllm.metadata import NOTHING, Load, StepPlan, WorkerReport
 from kvoffload.vllm.options import Options
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 LONGEST_STEP_SECONDS = 1.0
-
-Chunks = list[tuple[list[bytes], list[int]]]  # per group: keys, blocks
 
 
 class LedgerHalf:
@@ -216,7 +214,7 @@ class LedgerHalf:
         """As few jobs as can be: fewer messages, and copies of one step share their order anyway."""
         jobs = []
         for group in self.groups if chunks else ():
-            for keys, blocks in _batches(chunks[group.index :: len(self.groups)]):
+            for keys, blocks in batches(chunks[group.index :: len(self.groups)]):
                 job = self.ledger.plan_store(keys, blocks, group.index)
                 if job is None:
                     continue
@@ -283,26 +281,3 @@ class LedgerHalf:
     def has_pending_work(self) -> bool:
         """Whether the engine must go on stepping without requests, so that stores are sent and their ends heard of."""
         return bool(self._open_jobs) or bool(self._early)
-
-
-def _batches(chunks: Chunks) -> Chunks:
-    """Joins what several requests have to store. No block comes twice in one: a block that requests share may be part
-    of different chunks of theirs. A beginning that they share comes once.
-    """
-    batches: Chunks = []
-    seen_keys: set[bytes] = set()
-    seen_blocks: set[int] = set()
-    for keys, blocks in chunks:
-        known = next((i for i, key in enumerate(keys) if key not in seen_keys), len(keys))
-        if known == len(keys):
-            continue
-        if known:
-            blocks, keys = blocks[known * len(blocks) // len(keys) :], keys[known:]
-        if not batches or not seen_blocks.isdisjoint(blocks):
-            batches.append(([], []))
-            seen_blocks.clear()
-        batches[-1][0].extend(keys)
-        batches[-1][1].extend(blocks)
-        seen_keys.update(keys)
-        seen_blocks.update(blocks)
-    return batches

@@ -1,4 +1,4 @@
-"""The two halves without an engine: what vLLM's scheduler and runner may do to them, step by step."""
+"""The ledger half without an engine: what vLLM's scheduler may do to it, step by step."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed; `make test-vllm` installs it")
 
-from kvoffload.errors import DeviceError, KVOffloadError, QueueFull, WaitTimeout
 from kvoffload.messages import Hello, Job, JobResult, Results
-from kvoffload.vllm.metadata import NOTHING, Load, StepPlan, WorkerReport
+from kvoffload.vllm.metadata import NOTHING, StepPlan, WorkerReport
 from kvoffload.vllm.options import Options
 from kvoffload.vllm.scheduler import LedgerHalf
-from kvoffload.vllm.worker import MoverHalf
 
 pytestmark = pytest.mark.vllm
 
@@ -24,10 +22,10 @@ TOKENS = 4  # of a block
 class Scheduler:
     """Drives a LedgerHalf as vLLM's scheduler does; workers report what they are told to."""
 
-    def __init__(self, blocks_per_chunk: int = 1, slots: int = 64, ranks: int = 1) -> None:
+    def __init__(self, blocks_per_chunk: int = 1, slots: int = 64, ranks: int = 1, **vllm: bool) -> None:
         spec = SimpleNamespace(block_size=TOKENS)
         config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)])
-        self.half = LedgerHalf(Options(host=4096 * slots, deadline_seconds=30.0), config, TOKENS, ranks)
+        self.half = LedgerHalf(Options(host=4096 * slots, deadline_seconds=30.0), config, TOKENS, ranks, **vllm)
         self.ranks = ranks
         self.half.hello(
             Hello(rank, (4096,), (blocks_per_chunk,), 4096 * slots, 4096 * slots, "f", False, "host")
@@ -49,6 +47,7 @@ class Scheduler:
         new: dict[str, int] | None = None,
         running: dict[str, tuple[int, int, list[int] | None]] | None = None,
         preempted: set[str] | None = None,
+        drafts: dict[str, list[int]] | None = None,
     ) -> StepPlan:
         """new: request -> tokens of this step, from 0; running: request -> (tokens before, in it, new blocks)."""
         new, running = new or {}, running or {}
@@ -62,7 +61,7 @@ class Scheduler:
                 scheduled_new_reqs=[SimpleNamespace(req_id=name, num_computed_tokens=0) for name in new],
                 scheduled_cached_reqs=cached,
                 num_scheduled_tokens={**new, **{name: count for name, (_, count, _) in running.items()}},
-                scheduled_spec_decode_tokens={},
+                scheduled_spec_decode_tokens=drafts or {},
                 preempted_req_ids=preempted or set(),
             )
         )
@@ -208,6 +207,48 @@ def test_others_join_a_load_until_its_request_is_admitted() -> None:
     assert scheduler.half.matched_tokens(second, 12) == (0, False)
 
 
+def test_without_vllms_own_prefix_cache_nobody_waits_for_the_loads_of_others() -> None:
+    scheduler = Scheduler(prefix_caching=False)
+    scheduler.stored("a", 12, [1, 2, 3])
+    first, second = (scheduler.request(name, 13, content="a") for name in "bc")
+    assert scheduler.half.matched_tokens(first, 0) == (12, True)
+    scheduler.admit(first, [4, 5, 6], external=12)
+    assert scheduler.half.matched_tokens(second, 0) == (12, True)
+
+
+def test_drafts_that_may_be_refused_are_no_computed_tokens() -> None:
+    """Asynchronous scheduling: a step is planned while drafts of the one before it are still being checked."""
+    scheduler = Scheduler(speculates=True)
+    request = scheduler.request("a", 6)
+    scheduler.half.matched_tokens(request, 0)
+    scheduler.admit(request, [1, 2, 3])
+    (store,) = scheduler.step(new={"a": 6}).stores
+    assert store.blocks == (1,)
+    plan = scheduler.step(running={"a": (9, 4, None)}, drafts={"a": [5, 5, 5]})  # 9: three of them are drafts
+    assert plan.stores == ()
+    request.num_tokens, request.block_hashes = 8, scheduler.request("a", 8).block_hashes  # all drafts but one refused
+    scheduler.half.request_finished(request)  # the KV of its last token was never computed
+    assert scheduler.step().early == ()
+
+
+def test_an_engine_that_stands_still_gives_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("kvoffload.vllm.scheduler.time.monotonic", lambda: now[0])
+    scheduler = Scheduler()
+    scheduler.half.matched_tokens(request := scheduler.request("a", 4), 0)
+    scheduler.admit(request, [1])
+    (store,) = scheduler.step(new={"a": 4}).stores
+    now[0] += 1000  # nobody asked for anything
+    scheduler.step()
+    assert scheduler.half.counters["expired_stores"] == 0
+    for _ in range(40):
+        now[0] += 1
+        scheduler.step()
+    assert scheduler.half.counters["expired_stores"] == 1
+    scheduler.report(store)
+    assert scheduler.half.ledger.stats()["late_reports"] == 1
+
+
 def test_a_request_that_does_not_fit_makes_way_for_those_that_hold_blocks() -> None:
     scheduler = Scheduler()
     scheduler.stored("a", 12, [1, 2, 3])
@@ -309,150 +350,5 @@ def test_nothing_is_served_before_the_workers_said_hello() -> None:
     assert scheduler.half.matched_tokens(request, 0) == (0, False)
     scheduler.admit(request, [1, 2, 3])
     assert scheduler.step(new={"a": 12}) is NOTHING
-
-
-class Transfer:
-    def __init__(self, broken: bool) -> None:
-        self.broken, self.cancelled, self.waited = broken, False, False
-
-    def before(self, stream: Any = None, timeout_seconds: float = 5.0) -> None:
-        self.waited = True
-        if self.broken:
-            raise WaitTimeout("not enqueued")
-
-    def cancel(self) -> bool:
-        self.cancelled = True
-        return False
-
-
-class FakeMover:
-    """Keeps what it was asked for; `finish` makes jobs end."""
-
-    rank = 0
-
-    def __init__(self) -> None:
-        self.events: list[Any] = []
-        self.error: KVOffloadError | None = None
-        self.broken = False
-        self.transfers: dict[int, Transfer] = {}
-        self._done: list[JobResult] = []
-
-    def mark(self) -> str:
-        if isinstance(self.error, DeviceError):
-            raise self.error
-        self.events.append("mark")
-        return f"mark {len(self.events)}"
-
-    def submit(self, job: Job, after: Any) -> Transfer:
-        if self.error is not None:
-            raise self.error
-        self.events.append((job.kind, job.id, after))
-        self.transfers[job.id] = Transfer(self.broken)
-        return self.transfers[job.id]
-
-    def finish(self, *jobs: int, ok: bool = True) -> None:
-        self._done += [JobResult(job, ok, 0, 0.0) for job in jobs]
-
-    def poll(self) -> tuple[JobResult, ...]:
-        done, self._done = self._done, []
-        return tuple(done)
-
-    def hello_if_changed(self) -> None:
-        return None
-
-
-def job(number: int, kind: Any = "store", skip: int = 0) -> Job:
-    return Job(number, kind, 0, (number, number + 100), (number, number + 100), skip)
-
-
-def reported(half: MoverHalf) -> dict[int, bool]:
-    report = half.report()
-    return {} if report is None else {r.job: r.ok for results in report.results for r in results.results}
-
-
-def test_order_of_a_step() -> None:
-    """Last step's stores by their own mark, early stores, the fence, and only then the loads."""
-    mover = FakeMover()
-    half = MoverHalf(mover, 30.0)
-    half.mark_stores(StepPlan(stores=(job(1),)))
-    assert mover.events == ["mark"]
-    half.start_step(StepPlan(early=(job(2),), flush=(1, 2), loads=(Load("r", (job(3, "load"),)),)))
-    assert mover.events[1:] == [("store", 1, "mark 1"), "mark", ("store", 2, "mark 3"), "mark", ("load", 3, "mark 5")]
-    assert mover.transfers[1].waited
-    assert mover.transfers[2].waited
-
-
-def test_a_load_is_reported_once_when_its_last_job_ended() -> None:
-    mover = FakeMover()
-    half = MoverHalf(mover, 30.0)
-    half.start_step(StepPlan(loads=(Load("r", (job(1, "load"), job(2, "load", skip=1))),)))
-    mover.finish(1)
-    assert half.collect().finished == set()
-    mover.finish(2, ok=False)
-    ended = half.collect()
-    assert (ended.finished, ended.failed, ended.blocks) == ({"r"}, {"r"}, {102})
-    assert half.collect().finished == set()
-    assert reported(half) == {1: True, 2: False}
-    assert half.idle()
-
-
-def test_a_store_whose_fence_failed_is_not_believed() -> None:
-    mover = FakeMover()
-    mover.broken = True
-    half = MoverHalf(mover, 30.0)
-    half.mark_stores(StepPlan(stores=(job(1),)))
-    half.start_step(StepPlan(flush=(1,)))
-    mover.finish(1)
-    half.collect()
-    assert reported(half) == {1: False}
-    assert mover.transfers[1].cancelled
-
-
-def test_a_full_queue_drops_stores_and_keeps_loads() -> None:
-    mover = FakeMover()
-    mover.error = QueueFull("full")
-    half = MoverHalf(mover, 30.0)
-    half.start_step(StepPlan(early=(job(1),), loads=(Load("r", (job(2, "load"),)),)))
-    assert half.collect().finished == set()
-    assert reported(half) == {1: False}
-    mover.error = None
-    half.start_step(NOTHING)
-    assert mover.events[-1] == ("load", 2, "mark 2")
-
-
-def test_a_device_that_fails_at_every_call_raises_nothing() -> None:
-    mover = FakeMover()
-    mover.error = DeviceError("gone")
-    half = MoverHalf(mover, 30.0)
-    half.mark_stores(StepPlan(stores=(job(1),)))
-    half.start_step(StepPlan(early=(job(2),), flush=(1,), loads=(Load("r", (job(3, "load"),)),)))
-    assert half.collect().failed == {"r"}
-    assert reported(half) == {1: False, 2: False, 3: False}
-
-
-def test_loads_past_their_deadline_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("kvoffload.vllm.worker.time.monotonic", lambda: now[0])
-    mover = FakeMover()
-    half = MoverHalf(mover, 30.0)
-    half.start_step(StepPlan(loads=(Load("sent", (job(1, "load"),)),)))
-    mover.error = QueueFull("full")
-    half.start_step(StepPlan(loads=(Load("unsent", (job(2, "load"),)),)))
-    now[0] = 31.0
-    ended = half.collect()
-    assert ended.failed == {"unsent"}
-    assert mover.transfers[1].cancelled
-
-
-def test_a_refused_load_is_reported_as_failed() -> None:
-    half = MoverHalf(FakeMover(), 30.0)
-    half.start_step(StepPlan(loads=(Load("r", (), refused=(4, 5)),)))
-    ended = half.collect()
-    assert (ended.finished, ended.failed, ended.blocks) == ({"r"}, {"r"}, {4, 5})
-
-
-def test_reports_of_several_ranks_are_joined_and_never_falsy() -> None:
-    one, two = (WorkerReport((Results(rank),)) for rank in (0, 1))
-    assert [results.rank for results in one.aggregate(two).results] == [0, 1]
-    assert bool(WorkerReport(()))
-    assert bool(NOTHING)
+    scheduler.half.request_finished(request)
+    assert scheduler.step() is NOTHING
