@@ -38,9 +38,9 @@ class Transfer:
     def before(self, stream: Any = None, timeout_seconds: float = 5.0) -> None:
         """Make later work on `stream` run after these copies: a load's bytes are seen, a store's blocks may be reused.
 
-        Waits on the host only until the copies are enqueued. On the host device with stream None the calling thread is
-        the stream, so it waits for the copies. Raises `WaitTimeout` past the deadline, `DeviceError` or `Cancelled`
-        when the transfer failed.
+        Waits on the host only until the copies are enqueued (of more than about 16,000 spans: until all but so many are
+        done). On the host device with stream None the calling thread is the stream, so it waits for the copies. Raises
+        `WaitTimeout` past the deadline, `DeviceError` or `Cancelled` when the transfer failed.
         """
         self._handle.check()
         self._handle.before(stream_handle(stream, self._layout), timeout_seconds)
