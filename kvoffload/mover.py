@@ -110,9 +110,7 @@ class Mover:
         `blocks`: len(slots) * blocks_per_chunk block ids, each once. Raises `InvalidInput`, `QueueFull`, `Closed`,
         `Forked`; nothing was submitted then.
         """
-        handle = self._engine.submit(True, group, _ids(blocks, "blocks"), _ids(slots, "slots"), 0,
-                                     0 if after else self._stream(stream), after, job)  # fmt: skip
-        return Transfer(handle, self.layout)
+        return self._submit(True, group, blocks, slots, 0, stream, after, job)
 
     def load(
         self, slots: Ids, blocks: Ids, *, group: int = 0, stream: Any = None, after: _C.Mark | None = None,
@@ -123,9 +121,7 @@ class Mover:
         The first `skip_blocks` blocks of the first chunk are left untouched (their ids are not looked at). Errors as
         for `store`.
         """
-        handle = self._engine.submit(False, group, _ids(blocks, "blocks"), _ids(slots, "slots"), skip_blocks,
-                                     0 if after else self._stream(stream), after, job)  # fmt: skip
-        return Transfer(handle, self.layout)
+        return self._submit(False, group, blocks, slots, skip_blocks, stream, after, job)
 
     def submit(self, job: Job, *, stream: Any = None, after: _C.Mark | None = None) -> Transfer:
         """Carry out a ledger's job; its result comes by `poll()`."""
@@ -165,6 +161,28 @@ class Mover:
         self._engine.check_owner()
         if self._finalizer.detach():
             _shut_down(self._engine, self._arena, self.layout, timeout_seconds)
+
+    def _submit(
+        self,
+        store: bool,
+        group: int,
+        blocks: Ids,
+        slots: Ids,
+        skip_blocks: int,
+        stream: Any,
+        after: _C.Mark | None,
+        job: int,
+    ) -> Transfer:
+        handle_of_stream = 0 if after else self._stream(stream)
+        block_ids, slot_ids = _ids(blocks, "blocks"), _ids(slots, "slots")
+        try:
+            handle = self._engine.submit(store, group, block_ids, slot_ids, skip_blocks, handle_of_stream, after, job)
+        except TypeError as error:  # what the core cannot take as a number or a mark
+            raise InvalidInput(
+                f"group {group!r}, skip_blocks {skip_blocks!r}, job {job!r}, after {after!r}: give whole numbers below "
+                "2^31, and for after a mark made by mark() or None"
+            ) from error
+        return Transfer(handle, self.layout)
 
     def _stream(self, stream: Any) -> int:
         self._engine.check()  # a framework asked for its stream in a forked child raises an error of its own

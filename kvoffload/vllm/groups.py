@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvoffload.errors import Unsupported
@@ -28,10 +28,10 @@ class ChunkGroup:
     tokens_per_block: int
     blocks_per_chunk: int
     tokens_per_hash: int
+    tokens_per_chunk: int = field(init=False)
 
-    @property
-    def tokens_per_chunk(self) -> int:
-        return self.tokens_per_block * self.blocks_per_chunk
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens_per_chunk", self.tokens_per_block * self.blocks_per_chunk)
 
     def keys(self, block_hashes: Sequence[bytes], first: int, end: int) -> list[bytes]:
         """Keys of chunks first .. end-1."""
@@ -68,7 +68,9 @@ def batches(chunks: Chunks) -> Chunks:
     seen_keys: set[bytes] = set()
     seen_blocks: set[int] = set()
     for keys, blocks in chunks:
-        known = next((i for i, key in enumerate(keys) if key not in seen_keys), len(keys))
+        known = 0
+        while known < len(keys) and keys[known] in seen_keys:
+            known += 1
         if known == len(keys):
             continue
         if known:

@@ -69,15 +69,21 @@ class RequestState:
         if self.muted or not self.table or not groups:
             return []
         hashes = self.request.block_hashes
-        found = []
+        found: Chunks = []
+        found_any = False
+        self.next_tokens = math.inf
         for group in groups:
             tokens = min(self.computed_tokens, len(hashes) * group.tokens_per_hash)
             first, end = self.next_chunk[group.index], tokens // group.tokens_per_chunk
-            blocks = self.table[group.index][first * group.blocks_per_chunk : end * group.blocks_per_chunk]
-            found.append((group.keys(hashes, first, end) if end > first else [], blocks))
-            self.next_chunk[group.index] = max(first, end)
-        self.next_tokens = min((self.next_chunk[g.index] + 1) * g.tokens_per_chunk for g in groups)
-        return found if any(keys for keys, _ in found) else []
+            if end > first:
+                blocks = self.table[group.index][first * group.blocks_per_chunk : end * group.blocks_per_chunk]
+                found.append((group.keys(hashes, first, end), blocks))
+                found_any = True
+                self.next_chunk[group.index] = first = end
+            else:
+                found.append(([], []))
+            self.next_tokens = min(self.next_tokens, (first + 1) * group.tokens_per_chunk)
+        return found if found_any else []
 
     def release_holds(self) -> None:
         for hold in self.holds:

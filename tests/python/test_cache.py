@@ -172,7 +172,7 @@ def test_errors_name_what_was_given_and_what_is_allowed():
 def test_a_plan_is_undone_whatever_error_stops_it():
     tensor, cache = make(slots=4)
     with cache:
-        with pytest.raises(TypeError):
+        with pytest.raises(kv.InvalidInput, match="after 'no mark'"):
             cache.store([key("a")], [0, 1], after="no mark")
         stats = cache.stats()
         assert (stats["jobs_in_flight"], stats["free_slots"], stats["tier_off"]) == (0, 4, False)

@@ -58,7 +58,7 @@ def test_a_skip_that_is_not_inside_the_first_chunk_is_refused(backend, skip):
 
 
 @everywhere
-@pytest.mark.parametrize("group", [-1, 1, 99])
+@pytest.mark.parametrize("group", [-1, 1, 99, 2**40])
 def test_a_group_that_does_not_exist_is_refused(backend, group):
     with World(backend(), NHD) as world, pytest.raises(kv.InvalidInput, match=str(group)):
         world.mover.store([0, 1, 2, 3], [0], group=group)
