@@ -59,9 +59,11 @@ class Lookup:
         self.generation += 1
 
     def answer(self, state: RequestState, now: float) -> Answer:
-        if self._make_way(state):
-            return None, False
         patient = state.waiting_since is None or now - state.waiting_since < self._deadline_seconds
+        if patient and self._make_way(state):
+            if state.waiting_since is None:
+                state.waiting_since = now
+            return None, False
         stamp = (state.local_tokens, state.request.num_tokens, self.generation)
         if state.stamp == stamp and (patient or state.answer[0] is not None):
             return state.answer

@@ -12,7 +12,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed; `make test-vllm` inst
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec  # noqa: E402
 
 from kvoffload.errors import InvalidInput, Unsupported, UnsupportedLayout  # noqa: E402
-from kvoffload.vllm import support  # noqa: E402
+from kvoffload.vllm import start, support  # noqa: E402
 from kvoffload.vllm.groups import make_groups  # noqa: E402
 from kvoffload.vllm.options import Options  # noqa: E402
 from kvoffload.vllm.tensors import layout_of  # noqa: E402
@@ -120,6 +120,15 @@ def test_served_configurations_pass() -> None:
 def test_a_chunk_that_ends_between_hashes_is_refused() -> None:
     with pytest.raises(Unsupported, match="blocks_per_chunk"):
         make_groups(kv_cache_config(full_attention()), [1], tokens_per_hash=32)
+
+
+def test_too_little_host_memory_names_the_option_and_what_is_needed() -> None:
+    tensors = {"layer 0.0": torch.zeros(BLOCKS, HEADS, TOKENS, 2 * DIM, dtype=torch.float16)}
+    layout = layout_of(tensors, kv_cache_config(full_attention(), layers=1), 1)
+    least = layout.groups[0].slot_bytes
+    config = SimpleNamespace(parallel_config=SimpleNamespace(local_world_size=2))
+    with pytest.raises(InvalidInput, match=rf"option 'host' is {2 * least - 1} bytes for 2 rank.*at least {2 * least}"):
+        start.make_mover_half(Options(host=2 * least - 1), config, layout)
 
 
 def page_bytes(spec: Any) -> int:
