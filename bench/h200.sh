@@ -57,7 +57,7 @@ case "$stage" in
   vllm-order | e2e)
     . "$HOME/vllm-site/env.sh"
     if [ "$stage" = e2e ]; then
-      export KVO_E2E_LOCK=/tmp/e2e.lock  # one after the other, but for their imports
+      export KVO_E2E_LOCK="${KVO_E2E_LOCK:-/tmp/e2e.lock}"  # one after the other, but for their imports
       for run in "$@"; do
         (python3 bench/e2e.py "${run%-*}" "${run#*-}" >"/tmp/e2e-$run.log" 2>&1 || { echo "$run failed"; tail -25 "/tmp/e2e-$run.log" | cut -c1-300; }) &
         sleep 1

@@ -10,6 +10,7 @@ the engine's stream saw them at the store, in the host slot, and on the GPU afte
 `nomark` are controls that must fail: blocks stored after they were overwritten, and before they were written.
 """
 
+import faulthandler
 import json
 import os
 import random
@@ -26,6 +27,7 @@ for folder in (HERE.parents[1], HERE.parents[1] / "bench", HERE.parent / "python
 CONTROLS = ("nofence", "nomark")
 MODES = ("none", "plain", "queue", "busy", *CONTROLS)
 BLOCKS, BLOCK_TOKENS, MODEL_TOKENS = 100, 16, 1024
+DEADLINE_SECONDS = 150  # then a run shows where it stands and ends
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 512,
     "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1024,
@@ -147,9 +149,7 @@ def spawn(runner: str, mode: str) -> dict:
     }
     if mode == "queue":
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
-    done = subprocess.run(
-        [sys.executable, __file__, runner, mode], env=env, capture_output=True, text=True, timeout=170
-    )
+    done = subprocess.run([sys.executable, __file__, runner, mode], env=env, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if done.returncode or not lines:
         return {"crash": (done.stdout[-1500:] + done.stderr[-3000:])}
@@ -198,6 +198,7 @@ def main(runners: list[str]) -> int:
 
 if __name__ == "__main__":
     if len(sys.argv) == 3 and sys.argv[2] in MODES:
+        faulthandler.dump_traceback_later(DEADLINE_SECONDS, exit=True)
         print("RESULT " + json.dumps(child(sys.argv[2])), flush=True)
     else:
         sys.exit(main(sys.argv[1:] or ["v1", "v2"]))
