@@ -35,9 +35,9 @@ def test_a_mover_a_gpu_each_with_its_own_data_at_once():
         loads = []
         for tensor, mover in pairs:
             stream = torch.cuda.current_stream(tensor.device)
-            tensor.zero_()
             while mover.stats()["store"]["unfinished"]:
                 mover.poll()
+            tensor.zero_()
             loads.append(mover.load(ids, ids, stream=stream))
             loads[-1].before(stream)
         for (tensor, _), wanted in zip(pairs, data, strict=True):
