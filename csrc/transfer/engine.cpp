@@ -30,9 +30,9 @@ Engine::Engine(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, std
 Result<std::unique_ptr<Engine>> Engine::create(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena,
                                                std::vector<GroupGeometry> groups, std::int64_t queue_depth) {
   for (const GroupGeometry& group : groups)
-    if (group.num_blocks > UINT32_MAX || arena->bytes() / kSlotAlign > UINT32_MAX)
+    if (group.num_blocks > INT32_MAX || arena->bytes() / kSlotAlign > INT32_MAX)
       return Status(Code::invalid, std::to_string(group.num_blocks) + " blocks and " + std::to_string(arena->bytes()) +
-                                       " bytes of host memory: at most 2^32 - 1 blocks and slots");
+                                       " bytes of host memory: at most 2^31 - 1 blocks and slots");
   std::unique_ptr<Engine> engine(new Engine(std::move(device), std::move(arena), std::move(groups)));
   if (!engine->check_.usable()) return Status(Code::memory, "no memory for a table of block ids");
   auto marks = EventPool::create(engine->device_, /*timed=*/false, 2 * queue_depth);

@@ -12,24 +12,24 @@
 
 namespace kvo {
 
-// Copies ids in [0, limit) and finds repeated ones in one pass, without clearing anything between calls.
-class DuplicateFinder {
+// Which ids came up in the current round. A byte an id: the number of the round that last saw it. Starting a round
+// clears 1/128 of the table, so that no number is older than that when its turn comes again after 255 rounds.
+class SeenIds {
  public:
-  explicit DuplicateFinder(std::int64_t limit)
-      : limit_(limit), seen_(static_cast<std::uint32_t*>(std::calloc(limit ? limit : 1, sizeof(std::uint32_t)))) {}
+  explicit SeenIds(std::int64_t limit)
+      : limit_(limit), last_round_(static_cast<std::uint8_t*>(std::calloc(limit ? limit : 1, 1))) {}
   std::int64_t limit() const { return limit_; }
-  bool usable() const { return seen_ != nullptr; }
-  // Ids from `first` on, into `out`, which has as many. Returns the position of the first one that is not below `limit`
-  // or is repeated; ids.size() if none.
-  std::int64_t copy(std::span<const std::int64_t> ids, std::int64_t first, std::int64_t limit, IdList& out);
+  bool usable() const { return last_round_ != nullptr; }
+  std::uint8_t begin_round();
+  std::uint8_t* last_round() { return last_round_.get(); }  // of each id below limit()
 
  private:
   struct Free {
-    void operator()(std::uint32_t* memory) const { std::free(memory); }
+    void operator()(std::uint8_t* memory) const { std::free(memory); }
   };
-  std::int64_t limit_;
-  std::uint32_t round_ = 0;
-  std::unique_ptr<std::uint32_t, Free> seen_;  // calloc: pages that are never asked about cost nothing
+  std::int64_t limit_, next_cleared_ = 0;
+  std::uint8_t round_ = 0;
+  std::unique_ptr<std::uint8_t, Free> last_round_;  // calloc: pages that are never asked about cost nothing
 };
 
 struct Request {
@@ -48,13 +48,14 @@ class RequestCheck {
 
  private:
   Status check_shape(const Request& request) const;
-  Status bad_block(const Request& request, std::int64_t position) const;
+  Status bad_block(std::int64_t block, std::int64_t position, int group) const;
+  Status repeated(const Request& request, const IdList& blocks, const IdList& slots);
   Status check_group(int group) const;
   std::int64_t ready_slots(int group, std::int64_t ready_bytes) const;
 
   const std::vector<GroupGeometry>& groups_;
   const ExtentPlan& extents_;
-  std::vector<DuplicateFinder> blocks_seen_, slots_seen_;  // by group
+  std::vector<SeenIds> blocks_seen_, slots_seen_;  // by group
 };
 
 }  // namespace kvo
