@@ -39,7 +39,9 @@ static void bind_host_stream(py::module_& m) {
 void bind_device(py::module_& m) {
   py::class_<Device, std::shared_ptr<Device>>(m, "Device")
       .def_property_readonly("name", &Device::name)
-      .def_property_readonly("numa_node", &Device::numa_node);
+      .def_property_readonly("numa_node", &Device::numa_node)
+      .def("identity", &Device::identity)
+      .def("link_gb_per_s", &Device::link_gb_per_s);
   m.def("host_device", &make_host_device);
   m.def("cuda_device", [](int ordinal) { return value_or_throw(make_cuda_device(ordinal)); }, py::arg("ordinal"));
 #ifdef KVO_WITH_CUDA

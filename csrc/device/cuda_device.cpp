@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <cctype>
-#include <fstream>
 
 #include "cuda/batch_copy.h"
 #include "cuda/call_guard.h"
 #include "cuda/check.h"
 #include "device/device.h"
+#include "device/pci_link.h"
+#include "kernels/copy_pages.h"
 
 namespace kvo {
 
@@ -51,10 +52,28 @@ class CudaStream : public Stream {
   Status copy(std::span<const CopySpan> spans, Direction direction) override {
     return cuda::copy_spans(spans, direction, stream_);
   }
+  Status copy_pages(const PageCopy& copy) override {
+    return launch_copy_pages(reinterpret_cast<StreamHandle>(stream_), copy);
+  }
 
  private:
   int ordinal_;
   cudaStream_t stream_;
+};
+
+class CudaMemory : public DeviceMemory {
+ public:
+  CudaMemory(int ordinal, void* address) : ordinal_(ordinal), address_(static_cast<std::byte*>(address)) {}
+  ~CudaMemory() override {
+    CallGuard guard(ordinal_);
+    (void)cudaFree(address_);
+    (void)cudaGetLastError();
+  }
+  std::byte* address() const override { return address_; }
+
+ private:
+  int ordinal_;
+  std::byte* address_;
 };
 
 Status refuse_capture(cudaStream_t stream) {
@@ -75,7 +94,9 @@ class CudaDevice : public Device {
   explicit CudaDevice(int ordinal) : ordinal_(ordinal) {}
   std::string name() const override { return "cuda:" + std::to_string(ordinal_); }
   bool is_cuda() const override { return true; }
-  int numa_node() const override;
+  int numa_node() const override { return read_numa_node(pci_folder()); }
+  std::string identity() const override;
+  double link_gb_per_s() const override { return read_pci_link(pci_folder()).gb_per_s(); }
 
   Result<std::unique_ptr<Event>> make_event(bool timed) override {
     CallGuard guard(ordinal_);
@@ -83,10 +104,24 @@ class CudaDevice : public Device {
     KVO_CUDA_TRY(cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming));
     return std::unique_ptr<Event>(std::make_unique<CudaEvent>(ordinal_, event));
   }
-  Result<std::unique_ptr<Stream>> make_stream() override {
+  Result<std::unique_ptr<DeviceMemory>> allocate(std::int64_t bytes) override {
     CallGuard guard(ordinal_);
+    void* address;
+    KVO_CUDA_TRY(cudaMalloc(&address, bytes));
+    return std::unique_ptr<DeviceMemory>(std::make_unique<CudaMemory>(ordinal_, address));
+  }
+  std::int64_t free_bytes() override {
+    CallGuard guard(ordinal_);
+    std::size_t free = 0, total = 0;
+    if (cudaMemGetInfo(&free, &total) != cudaSuccess) (void)cudaGetLastError();
+    return static_cast<std::int64_t>(free);
+  }
+  Result<std::unique_ptr<Stream>> make_stream(Urgency urgency) override {
+    CallGuard guard(ordinal_);
+    int least = 0, greatest = 0;
+    if (urgency == Urgency::high) KVO_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     cudaStream_t stream;
-    KVO_CUDA_TRY(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    KVO_CUDA_TRY(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest));
     return std::unique_ptr<Stream>(std::make_unique<CudaStream>(ordinal_, stream));
   }
   Status record(Event& event, StreamHandle caller) override {
@@ -134,22 +169,27 @@ class CudaDevice : public Device {
   }
 
  private:
+  std::string pci_folder() const;
+
   int ordinal_;
 };
 
-int CudaDevice::numa_node() const {
+std::string CudaDevice::pci_folder() const {
   CallGuard guard(ordinal_);
   char bus_id[32] = {};
-  if (cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, ordinal_) != cudaSuccess) {
-    (void)cudaGetLastError();
-    return -1;
-  }
+  if (cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, ordinal_) != cudaSuccess) (void)cudaGetLastError();
   std::string name = bus_id;
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
-  std::ifstream file("/sys/bus/pci/devices/" + name + "/numa_node");
-  int node = -1;
-  file >> node;
-  return file ? node : -1;
+  return "/sys/bus/pci/devices/" + name + "/";
+}
+
+std::string CudaDevice::identity() const {
+  cudaDeviceProp properties{};
+  int driver = 0;
+  if (cudaGetDeviceProperties(&properties, ordinal_) != cudaSuccess || cudaDriverGetVersion(&driver) != cudaSuccess)
+    (void)cudaGetLastError();
+  return std::string(properties.name) + ", driver " + std::to_string(driver) + ", " +
+         read_pci_link(pci_folder()).text();
 }
 
 }  // namespace

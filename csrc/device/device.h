@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/copy_span.h"
+#include "base/page_copy.h"
 #include "base/status.h"
 
 namespace kvo {
@@ -32,7 +33,19 @@ class Stream {
   virtual Status record(Event& event) = 0;
   // Enqueues copies; they are unordered among themselves. Spans are read before return.
   virtual Status copy(std::span<const CopySpan> spans, Direction direction) = 0;
+  // Enqueues pages of whole chunks, in as few launches as it takes. Ids and addresses are read before return, the table
+  // of pages while it runs.
+  virtual Status copy_pages(const PageCopy& copy) = 0;
 };
+
+// Memory of the device, freed with the object. The caller has made sure that nothing uses it.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  virtual std::byte* address() const = 0;
+};
+
+enum class Urgency { normal, high };  // high: our few CTAs go ahead of a model's that wait for the same SMs
 
 class Device {
  public:
@@ -40,9 +53,14 @@ class Device {
   virtual std::string name() const = 0;  // "cuda:0", "host"
   virtual bool is_cuda() const = 0;
   virtual int numa_node() const = 0;  // -1: unknown or one node
+  // What decides how fast the paths are: GPU, driver, link.
+  virtual std::string identity() const = 0;
+  virtual double link_gb_per_s() const = 0;  // one way, as the link's standard has it; 0: unknown
 
   virtual Result<std::unique_ptr<Event>> make_event(bool timed) = 0;  // timed: for seconds_between
-  virtual Result<std::unique_ptr<Stream>> make_stream() = 0;
+  virtual Result<std::unique_ptr<Stream>> make_stream(Urgency urgency) = 0;
+  virtual Result<std::unique_ptr<DeviceMemory>> allocate(std::int64_t bytes) = 0;
+  virtual std::int64_t free_bytes() = 0;
 
   // On the caller's stream: record a point, or make later work wait for one. A caller's stream that is being
   // captured into a graph is refused.

@@ -92,6 +92,23 @@ Status HostStream::copy(std::span<const CopySpan> spans, Direction) {
   return {};
 }
 
+Status HostStream::copy_pages(const PageCopy& copy) {
+  enqueue([copy, blocks = std::vector<std::uint32_t>(copy.blocks.begin(), copy.blocks.end()),
+           images = std::vector<std::byte*>(copy.images.begin(), copy.images.end())] {
+    if (fault::fires("copy_delay")) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    const bool store = copy.direction == Direction::store;
+    const auto per_chunk = static_cast<std::size_t>(copy.blocks_per_chunk);
+    for (std::size_t i = copy.skip_blocks; i < blocks.size(); ++i) {
+      for (const PageEntry& page : std::span(copy.pages, copy.page_count)) {
+        auto* device = reinterpret_cast<std::byte*>(page.address) + blocks[i] * page.block_stride;
+        std::byte* image = images[i / per_chunk] + page.chunk_offset + i % per_chunk * page.bytes;
+        std::memcpy(store ? image : device, store ? device : image, page.bytes);
+      }
+    }
+  });
+  return {};
+}
+
 void HostStream::delay(double seconds) {
   enqueue([seconds] { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); });
 }
@@ -110,16 +127,33 @@ Status HostStream::synchronize() {
 
 namespace {
 
+class HostMemory : public DeviceMemory {
+ public:
+  explicit HostMemory(std::int64_t bytes) : memory_(std::make_unique_for_overwrite<std::byte[]>(bytes)) {}
+  std::byte* address() const override { return memory_.get(); }
+
+ private:
+  std::unique_ptr<std::byte[]> memory_;
+};
+
 class HostDevice : public Device {
  public:
   std::string name() const override { return "host"; }
+  std::string identity() const override { return "host"; }
+  double link_gb_per_s() const override { return 0; }
   bool is_cuda() const override { return false; }
   int numa_node() const override { return -1; }
 
   Result<std::unique_ptr<Event>> make_event(bool) override {
     return std::unique_ptr<Event>(std::make_unique<HostEvent>());
   }
-  Result<std::unique_ptr<Stream>> make_stream() override try {
+  Result<std::unique_ptr<DeviceMemory>> allocate(std::int64_t bytes) override try {
+    return std::unique_ptr<DeviceMemory>(std::make_unique<HostMemory>(bytes));
+  } catch (const std::bad_alloc&) {
+    return Status(Code::memory, "no memory for " + std::to_string(bytes) + " bytes");
+  }
+  std::int64_t free_bytes() override { return INT64_MAX; }
+  Result<std::unique_ptr<Stream>> make_stream(Urgency) override try {
     return std::unique_ptr<Stream>(std::make_unique<HostStream>());
   } catch (const std::system_error& error) {
     return Status(Code::unsupported,

@@ -37,6 +37,7 @@ class HostStream : public Stream {
   Status wait(const Event& event) override;
   Status record(Event& event) override;
   Status copy(std::span<const CopySpan> spans, Direction direction) override;
+  Status copy_pages(const PageCopy& copy) override;
 
   // Stand-ins for kernels, for tests and demos.
   void delay(double seconds);

@@ -18,6 +18,11 @@ struct ExtentPlan {
   }
   // Slots of `group` in extent `extent` that end at or before `ready_bytes` (the last extent may be cut short).
   std::int64_t usable_slots(int group, std::int64_t extent, std::int64_t ready_bytes) const;
+  // Slots below this number end at or before `ready_bytes`: extents become ready in order, and slots in each of them.
+  std::int64_t slots_below(int group, std::int64_t ready_bytes) const {
+    const std::int64_t extent = ready_bytes / extent_bytes;
+    return extent * slots_per_extent(group) + usable_slots(group, extent, ready_bytes);
+  }
 };
 
 // Extent size for a tier of `bytes`: one group: a multiple of its slot near 1 GiB, so that floor(bytes / slot) slots

@@ -11,7 +11,7 @@ namespace kvo {
 
 // Registering holds a lock in the driver that kernel launches of other threads wait for. Pieces are small, and between
 // two of them those threads get this long.
-constexpr std::chrono::microseconds kYield{500};
+constexpr std::chrono::microseconds kYield{200};
 
 Filler::Filler(Device& device, MappedRegion& region, PrefaultOptions options)
     : device_(device), region_(region), options_(options) {}

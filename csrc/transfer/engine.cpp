@@ -28,22 +28,17 @@ Engine::Engine(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, std
       check_(groups_, extents_, arena_->bytes()) {}
 
 Result<std::unique_ptr<Engine>> Engine::create(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena,
-                                               std::vector<GroupGeometry> groups, std::int64_t queue_depth) {
+                                               std::vector<GroupGeometry> groups, const EngineOptions& options) {
   for (const GroupGeometry& group : groups)
     if (group.num_blocks > INT32_MAX || arena->bytes() / kSlotAlign > INT32_MAX)
       return Status(Code::invalid, std::to_string(group.num_blocks) + " blocks and " + std::to_string(arena->bytes()) +
                                        " bytes of host memory: at most 2^31 - 1 blocks and slots");
   std::unique_ptr<Engine> engine(new Engine(std::move(device), std::move(arena), std::move(groups)));
   if (!engine->check_.usable()) return Status(Code::memory, "no memory for a table of block ids");
-  auto marks = EventPool::create(engine->device_, /*timed=*/false, 2 * queue_depth);
+  auto marks = EventPool::create(engine->device_, /*timed=*/false, 2 * options.queue_depth);
   if (!marks.ok()) return marks.status();
   engine->marks_ = std::move(*marks);
-  for (Direction direction : {Direction::store, Direction::load}) {
-    auto lane = Lane::create(engine->device_, {direction, engine->groups_, engine->extents_, engine->arena_->base(),
-                                               kPieceBytes, queue_depth});
-    if (!lane.ok()) return lane.status();
-    engine->lane(direction) = std::move(*lane);
-  }
+  KVO_TRY(engine->make_lanes(options));
   return engine;
 }
 
@@ -65,6 +60,17 @@ Result<std::shared_ptr<Event>> Engine::mark(StreamHandle stream) {
   return event;
 }
 
+Status Engine::check_path(const Lane& lane, std::optional<Path> path, int group) const {
+  if (!path || group < 0 || group >= static_cast<int>(groups_.size()) || lane.can_take(*path, group)) return {};
+  std::string usable;
+  for (const Path each : kPaths)
+    if (lane.can_take(each, group)) usable += (usable.empty() ? "" : ", ") + std::string(name_of(each, is_cuda()));
+  return Status(Code::invalid, "path '" + std::string(name_of(*path, is_cuda())) + "' cannot take chunks of group " +
+                                   std::to_string(group) + " (" + human_bytes(groups_[group].payload_bytes()) + " in " +
+                                   std::to_string(groups_[group].blocks_per_chunk) + " blocks, a ring of " +
+                                   human_bytes(ring_bytes()) + "): use auto, " + usable);
+}
+
 Result<TransferHandle> Engine::submit(const Request& request, const SubmitOptions& options) {
   KVO_TRY(usable());
   auto transfer = std::make_shared<Transfer>();
@@ -74,6 +80,8 @@ Result<TransferHandle> Engine::submit(const Request& request, const SubmitOption
   std::lock_guard lock(mutex_);
   KVO_TRY(usable());
   const std::shared_ptr<Lane>& chosen = lane(options.direction);
+  KVO_TRY(check_path(*chosen, options.path, request.group));
+  transfer->asked_path = options.path;
   transfer->blocks = chosen->ids().take(static_cast<std::int64_t>(request.blocks.size()));
   transfer->slots = chosen->ids().take(static_cast<std::int64_t>(request.slots.size()));
   KVO_TRY(check_.check(request, arena_->ready_bytes(), transfer->blocks, transfer->slots));
@@ -84,7 +92,7 @@ Result<TransferHandle> Engine::submit(const Request& request, const SubmitOption
     transfer->after = std::move(*marked);
   }
   KVO_TRY(chosen->submit(transfer));
-  return TransferHandle{owner_, chosen, std::move(transfer)};
+  return TransferHandle{owner_, chosen, std::move(transfer), is_cuda()};
 }
 
 Result<std::vector<std::shared_ptr<Transfer>>> Engine::poll() {

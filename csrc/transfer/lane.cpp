@@ -21,11 +21,16 @@ Status timed_out(const char* what) {
 
 }  // namespace
 
-Result<std::shared_ptr<Lane>> Lane::create(std::shared_ptr<Device> device, LaneOptions options) try {
-  std::shared_ptr<Lane> lane(new Lane(std::move(device), std::move(options)), LeakInFork<Lane>());
-  auto stream = lane->device_->make_stream();
-  if (!stream.ok()) return stream.status();
-  lane->stream_ = std::move(*stream);
+Result<std::shared_ptr<Lane>> Lane::create(std::shared_ptr<Device> device, LaneOptions options,
+                                           std::unique_ptr<Staging> staging) try {
+  std::shared_ptr<Lane> lane(new Lane(std::move(device), std::move(options), std::move(staging)), LeakInFork<Lane>());
+  auto copy_stream = lane->device_->make_stream(Urgency::normal);
+  if (!copy_stream.ok()) return copy_stream.status();
+  lane->copy_stream_ = std::move(*copy_stream);
+  auto page_stream = lane->device_->make_stream(lane->options_.urgency);
+  if (!page_stream.ok()) return page_stream.status();
+  lane->page_stream_ = std::move(*page_stream);
+  KVO_TRY(lane->make_page_table());
   auto events = EventPool::create(lane->device_, /*timed=*/true, 2 * lane->options_.depth);
   if (!events.ok()) return events.status();
   lane->events_ = std::move(*events);
@@ -108,7 +113,10 @@ void Lane::reap_locked() {
     in_flight_.pop_front();
     if (state == EventState::failed && transfer->status.ok())
       transfer->status = Status(Code::device, "the device reported an error while the transfer ran");
-    if (transfer->status.ok()) transfer->result.seconds = device_->seconds_between(*transfer->start, *transfer->end);
+    if (transfer->status.ok()) {
+      transfer->result.seconds = device_->seconds_between(*transfer->start, *transfer->end);
+      selector_.learn(transfer->result.choice, transfer->result.seconds);
+    }
     finish_locked(transfer, transfer->status);
     any = true;
   }
@@ -118,7 +126,6 @@ void Lane::reap_locked() {
 void Lane::finish_locked(const std::shared_ptr<Transfer>& transfer, Status status) {
   transfer->state = TransferState::finished;
   transfer->result.ok = status.ok();
-  transfer->result.path = device_->is_cuda() ? "dma" : "host";
   if (!status.ok()) transfer->result.bytes = 0;
   transfer->result.status = std::move(status);
   ids_.put_back(transfer->blocks), ids_.put_back(transfer->slots);
@@ -129,6 +136,11 @@ void Lane::finish_locked(const std::shared_ptr<Transfer>& transfer, Status statu
   stats_.bytes += transfer->result.bytes;
   stats_.seconds += transfer->result.seconds;
   if (transfer->job > 0) finished_.push_back(transfer);
+}
+
+void Lane::set_path_table(PathTable table) {
+  std::lock_guard lock(mutex_);
+  selector_.set_table(std::move(table));
 }
 
 Status Lane::before(Transfer& transfer, StreamHandle stream, Deadline deadline) {
@@ -220,6 +232,7 @@ void Lane::stop() {
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
+  staging_.reset();
 }
 
 void Lane::abandon() {

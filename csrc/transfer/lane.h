@@ -1,11 +1,11 @@
-// All transfers of one direction: a bounded queue, a thread that plans and enqueues, a stream of ours, and the
-// transfers whose copies are on the device.
+// All transfers of one direction: a bounded queue, a thread that plans and enqueues, two streams of ours (one for the
+// copy engine, one for kernels between pages and ring), and the transfers whose copies are on the device.
 //
 // One lane a direction, so that loads never queue behind stores and a stream that is full of stores does not hold up a
 // load. The lane's thread keeps only a few thousand copies on the device at a time: a stream that is full makes a
 // driver call block inside the driver, where it holds up other threads. Transfers of a lane start and finish in the
-// order of submission. Nobody waits for a copy to finish but who asks to: finished ones are noticed ("reaped") whenever
-// somebody calls in.
+// order of submission, whatever their paths: the last step of each runs after the last step of the one before. Nobody
+// waits for a copy to finish but who asks to: finished ones are noticed ("reaped") whenever somebody calls in.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -16,6 +16,7 @@
 #include "layout/extents.h"
 #include "layout/geometry.h"
 #include "transfer/event_pool.h"
+#include "transfer/staging.h"
 #include "transfer/transfer.h"
 
 namespace kvo {
@@ -26,7 +27,9 @@ struct LaneOptions {
   ExtentPlan extents;
   std::byte* arena = nullptr;
   std::int64_t cut_bytes = 0;
-  std::int64_t depth = 256;  // most unfinished transfers
+  std::int64_t depth = 256;         // most unfinished transfers
+  int kernel_ctas = 16;             // of path `kernel`
+  Urgency urgency = Urgency::high;  // of the stream between pages and ring
 };
 
 struct LaneStats {
@@ -36,7 +39,9 @@ struct LaneStats {
 
 class Lane {
  public:
-  static Result<std::shared_ptr<Lane>> create(std::shared_ptr<Device> device, LaneOptions options);
+  // staging: may be null, then there is no path `staged`.
+  static Result<std::shared_ptr<Lane>> create(std::shared_ptr<Device> device, LaneOptions options,
+                                              std::unique_ptr<Staging> staging);
   ~Lane();  // the lane is idle or stop() was called
 
   Status submit(std::shared_ptr<Transfer> transfer);
@@ -50,6 +55,11 @@ class Lane {
   void take_finished(std::vector<std::shared_ptr<Transfer>>& out);
   LaneStats stats();
   IdPool& ids() { return ids_; }
+  bool can_take(Path path, int group) const;
+  void set_path_table(PathTable table);  // before the first transfer that is to use it
+  std::int64_t ready_slots(int group, std::int64_t ready_bytes) const {
+    return options_.extents.slots_below(group, ready_bytes);
+  }
 
   // Waits until idle; past the deadline cancels what has not started and says timeout: then copies may still run.
   Status drain(Deadline deadline);
@@ -57,13 +67,35 @@ class Lane {
   void abandon();  // after a failed one: the thread is left to itself, the caller keeps the lane alive for ever
 
  private:
-  Lane(std::shared_ptr<Device> device, LaneOptions options)
-      : device_(std::move(device)), options_(std::move(options)), ids_(4 * options_.depth) {}
+  // Where a transfer's first and last step run.
+  struct Route {
+    Stream *first, *last;
+  };
+  // What the paths need to know of a group.
+  struct Group {
+    std::int64_t first_page, page_count, joined_pages, longest_page_bytes, block_bytes, chunk_bytes, blocks_per_chunk;
+  };
+
+  Lane(std::shared_ptr<Device> device, LaneOptions options, std::unique_ptr<Staging> staging)
+      : device_(std::move(device)),
+        options_(std::move(options)),
+        staging_(std::move(staging)),
+        ids_(4 * options_.depth),
+        selector_(options_.direction) {}
+  Status make_page_table();
   void run() noexcept;
   void serve();
   Status enqueue(Transfer& transfer);
-  void plan(Transfer& transfer);  // into copies_
+  void locate(Transfer& transfer);  // into blocks_, slots_
+  PathChoice choose(const Transfer& transfer);
+  Route route_of(Path path) const;
   Status copy_all(Transfer& transfer);
+  Status copy_by_dma(Transfer& transfer);
+  Status copy_by_kernel(const Transfer& transfer, std::size_t chunks);
+  Status copy_staged(const Transfer& transfer);
+  PageCopy page_copy(const Transfer& transfer) const;
+  void plan(const Transfer& transfer);  // into copies_
+  Status record_end(Event& end, bool complete);
   Status copy_in_steps(std::span<const CopySpan> copies);
   Status make_room(std::int64_t cost);
   Status enqueued_end(Transfer& transfer, Deadline deadline, std::shared_ptr<Event>& end);
@@ -73,7 +105,11 @@ class Lane {
 
   const std::shared_ptr<Device> device_;
   const LaneOptions options_;
-  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Staging> staging_;  // until stop(): handles of transfers keep lanes, but no GPU memory
+  std::vector<Group> groups_;
+  std::vector<PageEntry> page_entries_;  // of all groups, and the same on the device
+  std::unique_ptr<DeviceMemory> page_table_;
+  std::unique_ptr<Stream> copy_stream_, page_stream_;  // after what they may still be using
   std::shared_ptr<EventPool> events_;
   IdPool ids_;
 
@@ -84,9 +120,14 @@ class Lane {
   bool starting_ = false, stopping_ = false;
   bool broken_ = false;  // no further transfer is believed
   LaneStats stats_;
+  PathSelector selector_;
 
-  // Scratch of the lane's thread.
-  std::vector<std::int64_t> blocks_, slot_offsets_;
+  // Of the lane's thread.
+  Route route_{};  // of the transfer in hand, then of the last one
+  std::shared_ptr<Event> last_end_;
+  std::vector<std::uint32_t> blocks_;
+  std::vector<std::byte*> slots_;
+  std::vector<std::int64_t> long_blocks_, slot_offsets_;
   std::vector<Span> spans_;
   std::vector<CopySpan> copies_;
   // The last points of the stream, one every kWindowStep copies: how far the device may lag behind this thread.

@@ -90,7 +90,7 @@ Status RequestCheck::check(const Request& request, std::int64_t ready_bytes, IdL
     const std::int64_t position = first_out_of_range(request.blocks, request.skip_blocks, seen.limit());
     return bad_block(request.blocks[position], position, group);
   }
-  const std::int64_t ready = ready_slots(group, ready_bytes);
+  const std::int64_t ready = extents_.slots_below(group, ready_bytes);
   if (!copy_in_range(request.slots, 0, ready, slots))
     return check_slot(group, request.slots[first_out_of_range(request.slots, 0, ready)], ready_bytes);
   return repeated(request, blocks, slots);
@@ -107,12 +107,6 @@ Status RequestCheck::repeated(const Request& request, const IdList& blocks, cons
   const std::size_t i = first_repeated(slot_ids, slots_seen);
   return invalid("slot " + number(slot_ids[i]) + " is given twice (again at position " + number(i) +
                  "): a slot may appear once in a transfer");
-}
-
-// Slots below this number are ready: extents become ready in order, and slots in each of them.
-std::int64_t RequestCheck::ready_slots(int group, std::int64_t ready_bytes) const {
-  const std::int64_t extent = ready_bytes / extents_.extent_bytes;
-  return extent * extents_.slots_per_extent(group) + extents_.usable_slots(group, extent, ready_bytes);
 }
 
 Status RequestCheck::check_shape(const Request& request) const {
@@ -145,7 +139,7 @@ Status RequestCheck::check_slot(int group, std::int64_t slot, std::int64_t ready
   const std::int64_t limit = slots_seen_[group].limit();
   if (slot < 0 || slot >= limit)
     return invalid("slot " + number(slot) + ": group " + number(group) + " has slots 0 to " + number(limit - 1));
-  if (slot < ready_slots(group, ready_bytes)) return {};
+  if (slot < extents_.slots_below(group, ready_bytes)) return {};
   return invalid("slot " + number(slot) + " ends at byte " +
                  number(extents_.offset_of(group, slot) + extents_.slot_bytes[group]) + " of the arena, of which " +
                  number(ready_bytes) + " bytes are ready so far");

@@ -51,7 +51,6 @@ class RequestCheck {
   Status bad_block(std::int64_t block, std::int64_t position, int group) const;
   Status repeated(const Request& request, const IdList& blocks, const IdList& slots);
   Status check_group(int group) const;
-  std::int64_t ready_slots(int group, std::int64_t ready_bytes) const;
 
   const std::vector<GroupGeometry>& groups_;
   const ExtentPlan& extents_;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "device/device.h"
+#include "transfer/path_selector.h"
 #include "transfer/request_check.h"
 
 namespace kvo {
@@ -12,8 +13,8 @@ struct TransferResult {
   bool ok = false;
   std::int64_t bytes = 0;
   double seconds = 0;  // on the device, from the first copy's start to the last one's end
-  std::string path;    // "dma", "host"
-  Status status;       // why not ok
+  PathChoice choice;
+  Status status;  // why not ok
 };
 
 // queued -> starting -> enqueued -> finished; cancel: queued -> finished. Guarded by the lane's mutex, except that the
@@ -25,6 +26,7 @@ struct Transfer {
   std::int64_t job = 0;  // > 0: reported by poll()
   int group = 0;
   std::int64_t skip_blocks = 0;
+  std::optional<Path> asked_path;
   IdList blocks, slots;
   std::shared_ptr<Event> after;  // the caller's stream, when the transfer was asked for
 

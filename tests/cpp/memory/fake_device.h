@@ -19,7 +19,11 @@ class FakeDevice : public Device {
   bool is_cuda() const override { return true; }
   int numa_node() const override { return node; }
   Result<std::unique_ptr<Event>> make_event(bool) override { return Status(Code::unsupported, "fake"); }
-  Result<std::unique_ptr<Stream>> make_stream() override { return Status(Code::unsupported, "fake"); }
+  std::string identity() const override { return "fake"; }
+  double link_gb_per_s() const override { return 0; }
+  Result<std::unique_ptr<DeviceMemory>> allocate(std::int64_t) override { return Status(Code::unsupported, "fake"); }
+  std::int64_t free_bytes() override { return 0; }
+  Result<std::unique_ptr<Stream>> make_stream(Urgency) override { return Status(Code::unsupported, "fake"); }
   Status record(Event&, StreamHandle) override { return {}; }
   Status wait(StreamHandle, const Event&, Deadline) override { return {}; }
   EventState query(const Event&) override { return EventState::done; }

@@ -16,6 +16,7 @@ class FlakyStream : public Stream {
     return fault::fires("record") ? Status(Code::device, "recording failed (injected)") : inner_->record(event);
   }
   Status copy(std::span<const CopySpan> spans, Direction direction) override { return inner_->copy(spans, direction); }
+  Status copy_pages(const PageCopy& copy) override { return inner_->copy_pages(copy); }
 
  private:
   std::unique_ptr<Stream> inner_;
@@ -27,8 +28,12 @@ class FlakyDevice : public Device {
   bool is_cuda() const override { return false; }
   int numa_node() const override { return -1; }
   Result<std::unique_ptr<Event>> make_event(bool timed) override { return inner_->make_event(timed); }
-  Result<std::unique_ptr<Stream>> make_stream() override {
-    return std::unique_ptr<Stream>(std::make_unique<FlakyStream>(std::move(*inner_->make_stream())));
+  std::string identity() const override { return inner_->identity(); }
+  double link_gb_per_s() const override { return 0; }
+  Result<std::unique_ptr<DeviceMemory>> allocate(std::int64_t bytes) override { return inner_->allocate(bytes); }
+  std::int64_t free_bytes() override { return inner_->free_bytes(); }
+  Result<std::unique_ptr<Stream>> make_stream(Urgency urgency) override {
+    return std::unique_ptr<Stream>(std::make_unique<FlakyStream>(std::move(*inner_->make_stream(urgency))));
   }
   Status record(Event& event, StreamHandle caller) override { return inner_->record(event, caller); }
   Status wait(StreamHandle caller, const Event& event, Deadline deadline) override {

@@ -43,18 +43,24 @@ class EngineTest : public ::testing::Test {
     make_engine(make_host_device(), group, kBlocks, 4);
   }
   void make_engine(std::shared_ptr<Device> device, const GroupGeometry& group, std::int64_t slots, std::int64_t depth) {
+    EngineOptions options;
+    options.queue_depth = depth;
+    make_engine(std::move(device), group, slots, options);
+  }
+  void make_engine(std::shared_ptr<Device> device, const GroupGeometry& group, std::int64_t slots,
+                   const EngineOptions& engine_options) {
     engine_.reset();
     ArenaOptions options;
     options.bytes = slots * group.slot_bytes();
     auto arena = Arena::create(device, options);
     ASSERT_TRUE(arena.ok()) << arena.status().message();
-    auto engine = Engine::create(device, std::shared_ptr<Arena>(std::move(*arena)), {group}, depth);
+    auto engine = Engine::create(device, std::shared_ptr<Arena>(std::move(*arena)), {group}, engine_options);
     ASSERT_TRUE(engine.ok()) << engine.status().message();
     engine_ = std::move(*engine);
   }
   Result<TransferHandle> submit(Direction direction, const Ids& blocks, const Ids& slots, StreamHandle stream = 0,
                                 std::int64_t job = 0) {
-    return engine_->submit({0, blocks, slots, 0}, {direction, job, stream, nullptr});
+    return engine_->submit({0, blocks, slots, 0}, {direction, job, stream, nullptr, {}});
   }
   void fill_block(std::int64_t block, int value) { std::memset(tensor_.data() + block * kStride, value, kBlockBytes); }
   bool block_is(std::int64_t block, int value) const {
