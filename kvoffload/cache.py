@@ -16,7 +16,9 @@ from kvoffload.messages import Hit, Job, Results
 from kvoffload.mover import Ids, Mover
 from kvoffload.transfer import Transfer, TransferResult
 
-MOVER_OPTIONS = ("queue_depth", "huge_pages", "background", "threads", "cgroup_root", "proc_root")
+MOVER_OPTIONS = (
+    "queue_depth", "path", "ring", "calibrate", "huge_pages", "background", "threads", "cgroup_root", "proc_root",
+)  # fmt: skip
 OPTIONS = ("host", "deadline_seconds", *MOVER_OPTIONS)
 
 
@@ -54,21 +56,22 @@ class KVCache:
         return self._ledger.lookup(keys, group)
 
     def store(
-        self, keys: Sequence[bytes], block_ids: Ids, *, group: int = 0, stream: Any = None, after: Any = None
-    ) -> Transfer:
+        self, keys: Sequence[bytes], block_ids: Ids, *, group: int = 0, stream: Any = None, after: Any = None,
+        path: str | None = None,
+    ) -> Transfer:  # fmt: skip
         """Keep the content of `block_ids` (len(keys) * blocks_per_chunk) under `keys`; returns at once.
 
         Keys that are there, or on their way, cost nothing. Where there is no room the last ones are dropped and counted
-        (`stats()["dropped_keys"]`). A key can be looked up once its bytes are complete. Raises `InvalidInput`,
-        `QueueFull` (nothing was stored), `Closed`.
+        (`stats()["dropped_keys"]`). A key can be looked up once its bytes are complete. `path`: the way they go, in
+        place of the option. Raises `InvalidInput`, `QueueFull` (nothing was stored), `Closed`.
         """
         self._settle()
         job = self._ledger.plan_store(keys, _plain(block_ids), group)
-        return self._submit(job, stream, after) if job else self._nothing_to_do(group, stream)
+        return self._submit(job, stream, after, path) if job else self._nothing_to_do(group, stream)
 
     def load(
         self, keys: Sequence[bytes], block_ids: Ids, *, group: int = 0, stream: Any = None, after: Any = None,
-        skip_blocks: int = 0,
+        skip_blocks: int = 0, path: str | None = None,
     ) -> Transfer:  # fmt: skip
         """Bring `keys` into `block_ids` (len(keys) * blocks_per_chunk); returns at once, see `Transfer.before`.
 
@@ -84,7 +87,7 @@ class KVCache:
             raise MissingKey(
                 f"load of {len(keys)} keys: only the first {held} are ready in host memory; look keys up first"
             )
-        return self._submit(job, stream, after)
+        return self._submit(job, stream, after, path)
 
     def reset(self) -> None:
         """Forget everything. Stores in flight never become visible."""
@@ -110,9 +113,9 @@ class KVCache:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _submit(self, job: Job, stream: Any, after: Any) -> Transfer:
+    def _submit(self, job: Job, stream: Any, after: Any, path: str | None) -> Transfer:
         try:
-            return self._mover.submit(job, stream=stream, after=after)
+            return self._mover.submit(job, stream=stream, after=after, path=path)
         except Exception:  # whatever it was (a framework's own error for its stream, say), nothing was submitted
             self._ledger.abandon(job.id)
             raise

@@ -23,20 +23,43 @@ _ALLOWED = (
 )
 
 
-def parse_size(value: Any, option: str) -> int:
+def parse_size(value: Any, option: str, *, or_none: bool = False) -> int:
     """`value` in bytes.
 
     value: int, whole float, or text: digits with an optional unit out of B, KB, MB, GB, TB (powers of 1,000) and KiB,
-    MiB, GiB, TiB (powers of 1,024). option: the name of the option, for the message.
-    Raises InvalidInput for everything else, also for 0, negative sizes, parts of a byte and bool.
+    MiB, GiB, TiB (powers of 1,024). option: the name of the option, for the message. or_none: 0 is allowed too.
+    Raises InvalidInput for everything else, also for negative sizes, parts of a byte and bool.
 
-    >>> parse_size("1.5 MiB", "host")
-    1572864
+    >>> parse_size("1.5 MiB", "host"), parse_size(0, "ring", or_none=True)
+    (1572864, 0)
     """
     size = _size_of(value)
-    if size is None or size.denominator != 1 or not 0 < size <= _MOST_BYTES:
-        raise InvalidInput(f"{option} is {value!r}; it must be {_ALLOWED}")
+    if size is None or size.denominator != 1 or not (0 if or_none else 1) <= size <= _MOST_BYTES:
+        raise InvalidInput(f"{option} is {value!r}; it must be {_ALLOWED}{', or 0 for none' if or_none else ''}")
     return int(size)
+
+
+def format_size(size_bytes: int) -> str:
+    """The number of bytes for people, in the largest unit that leaves at most two decimals of it exact.
+
+    >>> format_size(4096), format_size(3 << 19), format_size(1000)
+    ('4 KiB', '1.5 MiB', '1000 B')
+    """
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if size_bytes >= _UNITS[unit] and size_bytes * 100 % _UNITS[unit] == 0:
+            return f"{size_bytes / _UNITS[unit]:.2f}".rstrip("0").rstrip(".") + f" {unit}"
+    return f"{size_bytes} B"
+
+
+def check_flag(value: Any, option: str) -> bool:
+    """`value` if it is True or False. Raises InvalidInput for anything else, text such as "false" above all.
+
+    >>> check_flag(True, "calibrate")
+    True
+    """
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{option} is {value!r}; allowed: true or false")
+    return value
 
 
 def _size_of(value: Any) -> Fraction | None:

@@ -18,7 +18,7 @@ log = logging.getLogger("kvoffload")
 State = Literal["absent", "filling", "ready"]
 
 # What may differ between ranks, and what one rank may change later.
-_PER_RANK = frozenset({"rank", "ready_bytes", "pinned", "device", "failure"})
+_PER_RANK = frozenset({"rank", "ready_bytes", "pinned", "device", "failure", "ring_bytes", "paths"})
 
 
 class Hold:

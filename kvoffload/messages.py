@@ -66,7 +66,8 @@ class Hello:
 
     `slot_bytes` and `blocks_per_chunk` have one entry per group. Of the `host_bytes` asked for, the first `ready_bytes`
     can be used now. Extents follow from (host_bytes, slot_bytes) by `_C.plan_extents`. `failure` says why no more will
-    become ready: the capacity then stays where it is.
+    become ready: the capacity then stays where it is. `ring_bytes` of device memory are the mover's own, and `paths`
+    says in a few words which path it takes when.
 
     >>> Hello(rank=0, slot_bytes=(4096,), blocks_per_chunk=(1,), host_bytes=8192, ready_bytes=4096,
     ...       fingerprint="f", pinned=False, device="host").failure
@@ -82,6 +83,8 @@ class Hello:
     pinned: bool
     device: str
     failure: str = ""
+    ring_bytes: int = 0
+    paths: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload import _C
-from kvoffload.config import parse_size
+from kvoffload.config import check_flag, parse_size
 from kvoffload.errors import Forked, InvalidInput, MemoryLimit, WaitTimeout
 from kvoffload.layout import KVLayout
 from kvoffload.messages import Hello, Job, JobResult
+from kvoffload.paths import PathTable, check_path, check_ring, load_or_calibrate
 from kvoffload.streams import stream_handle
 from kvoffload.transfer import Transfer
 
@@ -33,6 +34,9 @@ class Mover:
     `host` is the arena's size in bytes or as text ("64GiB", "80GB"): exactly that much is taken. The call returns when
     the first GiB is usable; the rest is pinned in the background (`background=False`: before it returns) and shows in
     later `hello()`s. At most `queue_depth` transfers a direction are unfinished at a time, one more is `QueueFull`.
+    `path`: the way of every transfer, "auto" (the fastest by `path_table`), "dma", "kernel" or "staged". `ring`: device
+    memory that `staged` goes through, 0 for none; less is taken where little is free (`hello().ring_bytes`).
+    `calibrate`: measure the paths where no table of an earlier run is kept, which takes about a second.
     `huge_pages` and `threads` concern how the arena is filled. Raises `MemoryLimit`, `InvalidInput`, `Unsupported`,
     `DeviceError`.
 
@@ -54,6 +58,9 @@ class Mover:
         *,
         rank: int = 0,
         queue_depth: int = 256,
+        path: str = "auto",
+        ring: int | str = "256MiB",
+        calibrate: bool = True,
         huge_pages: bool = True,
         background: bool = True,
         threads: int = 16,
@@ -64,15 +71,24 @@ class Mover:
         self.rank = rank
         host_bytes = parse_size(host, "host")
         _check_options(layout, host_bytes, queue_depth, threads)
+        self._path, ring_bytes, calibrate = check_path(path), check_ring(ring), check_flag(calibrate, "calibrate")
         device = _make_device(layout.device)
         self._arena = _C.Arena(
             device, host_bytes, huge_pages=huge_pages, background=background, threads=threads,
             cgroup_root=cgroup_root, proc_root=proc_root,
         )  # fmt: skip
-        self._engine = _C.Engine(device, self._arena, [group.geometry for group in layout.groups], queue_depth)
+        geometries = [group.geometry for group in layout.groups]
+        self._engine = _C.Engine(device, self._arena, geometries, queue_depth, ring_bytes)
         self._hello: Hello | None = None
         # Its arguments keep the tensors until the copies are done, whatever is dropped first.
         self._finalizer = weakref.finalize(self, _shut_down, self._engine, self._arena, layout, UNCLOSED_SECONDS)
+        try:
+            self._path_table = self._find_paths(device, calibrate)
+        except BaseException:  # Ctrl-C while measuring too
+            self.close()
+            raise
+        chosen = self._path_table.summary() if self._path == "auto" else f"{self._path} for all, as asked"
+        self._paths_in_words = f"{self._path_table.source}: {chosen}" if chosen else self._path_table.source
 
     def hello(self) -> Hello:
         """What this mover offers now. `ready_bytes` grows from call to call while the arena is being pinned."""
@@ -87,6 +103,8 @@ class Mover:
             pinned=report["pinned"],
             device=self.layout.device,
             failure=report["failure"],
+            ring_bytes=self._engine.ring_bytes,
+            paths=self._paths_in_words,
         )
         return self._hello
 
@@ -102,34 +120,40 @@ class Mover:
         """A point in `stream` as of now, for `after=`: the transfer then waits for it and not for what came later."""
         return self._engine.mark(self._stream(stream))
 
+    @property
+    def path_table(self) -> PathTable:
+        """What `auto` chooses by, and where it comes from."""
+        return self._path_table
+
     def store(
-        self, blocks: Ids, slots: Ids, *, group: int = 0, stream: Any = None, after: _C.Mark | None = None, job: int = 0
-    ) -> Transfer:
+        self, blocks: Ids, slots: Ids, *, group: int = 0, stream: Any = None, after: _C.Mark | None = None,
+        job: int = 0, path: str | None = None,
+    ) -> Transfer:  # fmt: skip
         """Copy device blocks to host slots, after all that `stream` (or `after`) holds so far. Returns at once.
 
-        `blocks`: len(slots) * blocks_per_chunk block ids, each once. Raises `InvalidInput`, `QueueFull`, `Closed`,
-        `Forked`; nothing was submitted then.
+        `blocks`: len(slots) * blocks_per_chunk block ids, each once. `path`: in place of the mover's. Raises
+        `InvalidInput`, `QueueFull`, `Closed`, `Forked`; nothing was submitted then.
         """
-        return self._submit(True, group, blocks, slots, 0, stream, after, job)
+        return self._submit(True, group, blocks, slots, 0, stream, after, job, path)
 
     def load(
         self, slots: Ids, blocks: Ids, *, group: int = 0, stream: Any = None, after: _C.Mark | None = None,
-        skip_blocks: int = 0, job: int = 0,
+        skip_blocks: int = 0, job: int = 0, path: str | None = None,
     ) -> Transfer:  # fmt: skip
         """Copy host slots to device blocks, after all that `stream` (or `after`) holds so far. Returns at once.
 
         The first `skip_blocks` blocks of the first chunk are left untouched (their ids are not looked at). Errors as
         for `store`.
         """
-        return self._submit(False, group, blocks, slots, skip_blocks, stream, after, job)
+        return self._submit(False, group, blocks, slots, skip_blocks, stream, after, job, path)
 
-    def submit(self, job: Job, *, stream: Any = None, after: _C.Mark | None = None) -> Transfer:
+    def submit(
+        self, job: Job, *, stream: Any = None, after: _C.Mark | None = None, path: str | None = None
+    ) -> Transfer:
         """Carry out a ledger's job; its result comes by `poll()`."""
-        if job.kind == "store":
-            return self.store(job.blocks, job.slots, group=job.group, stream=stream, after=after, job=job.id)
-        return self.load(
-            job.slots, job.blocks, group=job.group, stream=stream, after=after, skip_blocks=job.skip_blocks, job=job.id
-        )
+        store = job.kind == "store"
+        skip_blocks = 0 if store else job.skip_blocks
+        return self._submit(store, job.group, job.blocks, job.slots, skip_blocks, stream, after, job.id, path)
 
     def poll(self) -> tuple[JobResult, ...]:
         """Results of jobs that ended since the last call, each once. Never waits."""
@@ -150,8 +174,8 @@ class Mover:
         self._arena.wait_ready(self._arena.bytes if host_bytes is None else host_bytes, timeout_seconds)
 
     def stats(self) -> dict[str, Any]:
-        """Counters of each direction (`store`, `load`) and the `arena`'s report."""
-        return {**self._engine.stats(), "arena": self._arena.report()}
+        """Counters of each direction (`store`, `load`), the `arena`'s report, and `ring_bytes` of device memory."""
+        return {**self._engine.stats(), "arena": self._arena.report(), "ring_bytes": self._engine.ring_bytes}
 
     def close(self, timeout_seconds: float = 5.0) -> None:
         """Let transfers finish, then free the arena. Past the deadline its memory is leaked on purpose, with a warning.
@@ -172,17 +196,39 @@ class Mover:
         stream: Any,
         after: _C.Mark | None,
         job: int,
+        path: str | None,
     ) -> Transfer:
         handle_of_stream = 0 if after else self._stream(stream)
         block_ids, slot_ids = _ids(blocks, "blocks"), _ids(slots, "slots")
+        way = self._path if path is None else check_path(path)
         try:
-            handle = self._engine.submit(store, group, block_ids, slot_ids, skip_blocks, handle_of_stream, after, job)
+            handle = self._engine.submit(
+                store,
+                group,
+                block_ids,
+                slot_ids,
+                skip_blocks,
+                handle_of_stream,
+                after,
+                job,
+                "" if way == "auto" else way,
+            )
         except TypeError as error:  # what the core cannot take as a number or a mark
             raise InvalidInput(
                 f"group {group!r}, skip_blocks {skip_blocks!r}, job {job!r}, after {after!r}: give whole numbers below "
                 "2^31, and for after a mark made by mark() or None"
             ) from error
         return Transfer(handle, self.layout)
+
+    def _find_paths(self, device: _C.Device, calibrate: bool) -> PathTable:
+        usable = self._engine.paths
+        # "dma" is the plain way everywhere; on the host device it has the name "host".
+        if self._path not in ("auto", "dma", *usable):
+            raise InvalidInput(
+                f"path is {self._path!r}, which cannot be used here (the ring has {self._engine.ring_bytes} bytes); "
+                f"usable: auto, {', '.join(usable)}; raise `ring`, leave more device memory free, or take another path"
+            )
+        return load_or_calibrate(self._engine, device.identity(), device.link_gb_per_s(), calibrate=calibrate)
 
     def _stream(self, stream: Any) -> int:
         self._engine.check()  # a framework asked for its stream in a forked child raises an error of its own

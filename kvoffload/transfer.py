@@ -14,13 +14,20 @@ FOREVER_SECONDS = 1e9
 
 @dataclass(frozen=True, slots=True)
 class TransferResult:
-    """How a transfer ended: `bytes` moved, `seconds` on the device, the `path` taken; `error`: why it is not `ok`."""
+    """How a transfer ended: `bytes` moved, `seconds` on the device, the `path` taken; `error`: why it is not `ok`.
+
+    `reason`: why this path, such as what `auto` expected of each.
+
+    >>> TransferResult(True, 33554432, 0.0006, "staged", reason="asked for").path
+    'staged'
+    """
 
     ok: bool
     bytes: int
     seconds: float
     path: str
     error: str = ""
+    reason: str = ""
 
 
 class Transfer:

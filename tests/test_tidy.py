@@ -39,7 +39,7 @@ CUDA_FILES = re.compile(r"csrc/(cuda|kernels)/|csrc/(device|transfer)/cuda_\w+\.
 # A module may import from its own layer and from those before it.
 LAYERS = (
     {"_C", "errors"},
-    {"config", "messages", "tensors", "layout", "streams", "transfer", "traces"},
+    {"config", "messages", "tensors", "layout", "streams", "transfer", "traces", "path_file", "paths"},
     {"ledger", "mover", "metrics"},
     {"cache"},
     {"cli", "vllm", "sglang"},
@@ -50,6 +50,7 @@ NEVER_TOGETHER = (
     {"ledger", "tensors"},
     {"ledger", "streams"},
     {"ledger", "transfer"},
+    {"ledger", "paths"},
     {"cli", "vllm"},
     {"sglang", "vllm"},
 )

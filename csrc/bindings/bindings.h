@@ -9,5 +9,6 @@ void bind_layout(pybind11::module_& m);
 void bind_ledger(pybind11::module_& m);
 void bind_memory(pybind11::module_& m);
 void bind_transfer(pybind11::module_& m);
+void bind_bench(pybind11::module_& m);
 
 }  // namespace kvo

@@ -49,6 +49,7 @@ PYBIND11_MODULE(_C, m) {
   kvo::bind_memory(m);
   kvo::bind_ledger(m);
   kvo::bind_transfer(m);
+  kvo::bind_bench(m);
   m.def("fault_arm", &kvo::fault::arm, py::arg("point"), py::arg("skip"), py::arg("count"),
         "Tests only: after `skip` passes the next `count` passes through a named point fail.");
   m.def("fault_disarm_all", &kvo::fault::disarm_all);

@@ -96,11 +96,12 @@ struct Engine::Sample {
 
 // Seconds from the call until the bytes are there; 0 where the arena has no room for it yet.
 Result<double> Engine::measure(const Sample& sample) {
+  if (ring_bytes_ == 0) return 0.0;
   Lane& chosen = *lane(sample.direction);
   const int group = static_cast<int>(groups_.size() + sample.group);
   const std::int64_t chunks = sample.pages / sample.per_chunk;
   const std::int64_t slots = chosen.ready_slots(group, arena_->ready_bytes());
-  if (ring_bytes_ == 0 || chunks == 0 || slots < chunks || !chosen.can_take(sample.path, group)) return 0.0;
+  if (chunks == 0 || slots < chunks || !chosen.can_take(sample.path, group)) return 0.0;
   std::mt19937 random(1);
   std::vector<std::uint32_t> blocks(ring_bytes_ / 2 / sample.page_bytes), places(slots);
   std::iota(blocks.begin(), blocks.end(), 0), std::iota(places.begin(), places.end(), 0);
@@ -129,6 +130,11 @@ Result<double> Engine::measure(const Sample& sample) {
 Result<std::vector<PathRow>> Engine::calibrate() {
   KVO_TRY(usable());
   std::vector<PathRow> rows;
+  // All or nothing: with the large transfers left out, small ones would be taken for the measure of all.
+  if (ring_bytes_ == 0) return rows;
+  if (lane(Direction::store)->ready_slots(static_cast<int>(groups_.size()), arena_->ready_bytes()) * kChunkBytes <
+      ring_bytes_ / 2)
+    return rows;
   for (const Direction direction : {Direction::store, Direction::load}) {
     for (std::size_t group = 0; group < kSpanBytes.size(); ++group) {
       const std::int64_t page_bytes = kSpanBytes[group],

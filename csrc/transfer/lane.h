@@ -125,6 +125,7 @@ class Lane {
   // Of the lane's thread.
   Route route_{};  // of the transfer in hand, then of the last one
   std::shared_ptr<Event> last_end_;
+  bool lane_was_busy_ = false;  // with earlier transfers, when the one in hand came
   std::vector<std::uint32_t> blocks_;
   std::vector<std::byte*> slots_;
   std::vector<std::int64_t> long_blocks_, slot_offsets_;

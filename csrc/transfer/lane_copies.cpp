@@ -29,6 +29,7 @@ Status Lane::enqueue(Transfer& transfer) {
   locate(transfer);
   transfer.result.choice = choose(transfer);
   const Stream* const last_before = route_.last;
+  lane_was_busy_ = last_end_ && device_->query(*last_end_) == EventState::pending;
   route_ = route_of(transfer.result.choice.path);
   KVO_TRY(make_room(kTransferCost));
   KVO_TRY(route_.first->wait(*transfer.after));

@@ -20,6 +20,8 @@ std::int64_t count_runs(std::span<const std::uint32_t> blocks, std::int64_t per_
   return runs;
 }
 
+std::size_t partial_chunks(const Transfer& transfer) { return transfer.skip_blocks > 0 ? 1 : 0; }
+
 }  // namespace
 
 Status Lane::make_page_table() {
@@ -72,7 +74,10 @@ PathChoice Lane::choose(const Transfer& transfer) {
     usable.push_back({path, blocks * group.block_bytes / count, count});
   }
   std::lock_guard lock(mutex_);
-  return selector_.choose(usable, transfer.asked_path);
+  PathChoice choice = selector_.choose(usable, transfer.asked_path);
+  // Of a chunk that is loaded in part nothing goes through the ring.
+  if (choice.path == Path::staged && slots_.size() == partial_chunks(transfer)) choice.path = Path::kernel;
+  return choice;
 }
 
 PageCopy Lane::page_copy(const Transfer& transfer) const {
@@ -107,8 +112,8 @@ Status Lane::copy_by_kernel(const Transfer& transfer, std::size_t chunks) {
 // A first chunk of which blocks are left alone goes by a kernel: the ring holds whole chunks.
 Status Lane::copy_staged(const Transfer& transfer) {
   const Group& group = groups_[transfer.group];
-  const std::size_t partial = transfer.skip_blocks > 0 ? 1 : 0;
-  if (partial) {
+  const std::size_t partial = partial_chunks(transfer);
+  if (partial > 0) {
     KVO_TRY(route_.last->wait(*transfer.after));
     KVO_TRY(copy_by_kernel(transfer, partial));
   }
@@ -116,7 +121,8 @@ Status Lane::copy_staged(const Transfer& transfer) {
                    options_.cut_bytes};
   job.pages.blocks = job.pages.blocks.subspan(partial * group.blocks_per_chunk);
   job.pages.skip_blocks = 0;
-  return staging_->run(job, *page_stream_, *copy_stream_, [this](std::int64_t cost) { return make_room(cost); });
+  return staging_->run(job, *page_stream_, *copy_stream_, lane_was_busy_,
+                       [this](std::int64_t cost) { return make_room(cost); });
 }
 
 }  // namespace kvo

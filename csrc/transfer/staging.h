@@ -2,9 +2,11 @@
 // once.
 //
 // Who owns what: a Staging is one direction's half of the ring and belongs to its lane, whose thread alone calls it.
-// A piece of the ring is reused only after the event that says its last content has left it; the waiting is done by our
-// streams, never by the thread. Pieces start small and double: the link has work soon, and large copies later.
+// Pieces follow each other around the ring; where one begins to cover older ones, our stream (never the thread) waits
+// for the event that says their content has left. Pieces start small and grow, so that the link has work soon, unless
+// the lane is still busy with earlier transfers.
 #pragma once
+#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -19,7 +21,7 @@ namespace kvo {
 struct StagingOptions {
   std::int64_t piece_bytes = 16 * MiB;
   std::int64_t first_piece_bytes = MiB;
-  int ctas = 32;
+  int ctas = 132;
 };
 
 class Staging {
@@ -44,24 +46,27 @@ class Staging {
   };
   // `page_stream` runs the kernels, `copy_stream` the copies; the first operation of each waits for what the lane has
   // put there. `make_room(cost)` bounds what lies on the device, in copies.
-  Status run(const Job& job, Stream& page_stream, Stream& copy_stream,
+  Status run(const Job& job, Stream& page_stream, Stream& copy_stream, bool lane_is_busy,
              const std::function<Status(std::int64_t)>& make_room);
 
  private:
   struct Piece {
-    std::byte* memory;
+    std::int64_t begin = 0, end = 0;  // in the half
     std::unique_ptr<Event> filled, drained;
   };
 
   Staging(const StagingOptions& options, Half half) : options_(options), half_(std::move(half)) {}
-  std::size_t plan_piece(const Job& job, std::size_t first, std::int64_t bytes, std::byte* memory);
-  Status pass(const Job& job, const PageCopy& pages, Piece& piece, Stream& page_stream, Stream& copy_stream);
+  std::size_t chunks_of(const Job& job, std::int64_t bytes) const;
+  Status take(std::int64_t bytes, Stream& filling, Piece& piece);
+  void plan_piece(const Job& job, std::size_t first, std::size_t count, std::byte* memory);
+  Status pass(const Job& job, const PageCopy& pages, Piece& piece, Stream& filling, Stream& draining);
 
   const StagingOptions options_;
   const Half half_;
   std::int64_t piece_bytes_ = 0;
-  std::vector<Piece> pieces_;
-  std::size_t next_ = 0;
+  std::int64_t next_ = 0;      // where the next piece may begin
+  std::deque<Piece> in_use_;   // oldest first; may have been drained long ago
+  std::vector<Piece> unused_;  // their events
 
   // Scratch.
   std::vector<std::byte*> images_;

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from kvoffload.config import check_options, parse_size
+from kvoffload.config import check_flag, check_options, parse_size
 from kvoffload.errors import InvalidInput
+from kvoffload.paths import RING_MOST_BYTES, check_path, check_ring
 
 WHERE = "kv_connector_extra_config"
 
@@ -21,14 +22,18 @@ class Options:
     blocks_per_chunk: blocks moved and kept together; None: the smallest that gives a slot of at least 512 KiB.
     deadline_seconds: how long a transfer may take before its keys count as a miss, and how long a request waits for
         somebody else's.
+    path, ring, calibrate: as Mover's; ring: bytes of each GPU's memory, 0 for none.
 
-    >>> Options.parse({"host": "1GiB"})
-    Options(host=1073741824, blocks_per_chunk=None, deadline_seconds=30.0)
+    >>> Options.parse({"host": "1GiB", "ring": "64MiB"})
+    Options(host=1073741824, blocks_per_chunk=None, deadline_seconds=30.0, path='auto', ring=67108864, calibrate=True)
     """
 
     host: int
     blocks_per_chunk: int | None = None
     deadline_seconds: float = 30.0
+    path: str = "auto"
+    ring: int = RING_MOST_BYTES
+    calibrate: bool = True
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Options:
@@ -44,4 +49,11 @@ class Options:
         seconds = given.get("deadline_seconds", 30.0)
         if type(seconds) not in (int, float) or not math.isfinite(seconds) or seconds <= 0:
             raise InvalidInput(f"option 'deadline_seconds' is {seconds!r}; allowed: seconds > 0")
-        return cls(parse_size(given["host"], "host"), chunk, float(seconds))
+        return cls(
+            parse_size(given["host"], "host"),
+            chunk,
+            float(seconds),
+            check_path(given.get("path", "auto")),
+            check_ring(given.get("ring", RING_MOST_BYTES)),
+            check_flag(given.get("calibrate", True), "calibrate"),
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
@@ -55,11 +55,12 @@ def make_mover_half(options: Options, vllm_config: VllmConfig, layout: KVLayout)
         )
     pipeline, tensor = get_pp_group(), get_tp_group()
     rank = pipeline.rank_in_group * tensor.world_size + tensor.rank_in_group
-    return MoverHalf(Mover(layout, host=host_bytes, rank=rank), options.deadline_seconds)
+    mover = Mover(layout, host=host_bytes, rank=rank, path=options.path, ring=options.ring, calibrate=options.calibrate)
+    return MoverHalf(mover, options.deadline_seconds)
 
 
 def log_start_line(hellos: Sequence[Hello], half: LedgerHalf, options: Options, vllm_config: VllmConfig) -> None:
-    """One line: bytes per rank and in all, chunks, tokens, pinned, device, runner."""
+    """One line: bytes per rank and in all, chunks, tokens, pinned, device, runner, paths and their device memory."""
     first = hellos[0]
     bytes_per_token = sum(
         slot_bytes / group.tokens_per_chunk for slot_bytes, group in zip(first.slot_bytes, half.groups, strict=True)
@@ -70,7 +71,7 @@ def log_start_line(hellos: Sequence[Hello], half: LedgerHalf, options: Options, 
     )
     logger.info(
         "kvoffload: host memory %s a rank, %s on %d rank(s) (%s ready), %s; chunks of %s; %d chunks, %d tokens fit; "
-        "device %s, runner %s, deadline %g s",
+        "device %s, runner %s, deadline %g s; ring of %s on each device, paths %s",
         _size(first.host_bytes),
         _size(len(hellos) * first.host_bytes),
         len(hellos),
@@ -79,10 +80,17 @@ def log_start_line(hellos: Sequence[Hello], half: LedgerHalf, options: Options, 
         chunks,
         first.host_bytes // max(first.slot_bytes),
         first.host_bytes / bytes_per_token,
-        ", ".join(sorted({hello.device for hello in hellos})),
+        _each(hello.device for hello in hellos),
         "V2" if runner_is_v2(vllm_config) else "V1",
         options.deadline_seconds,
+        _each(_size(hello.ring_bytes) for hello in hellos),
+        _each(hello.paths for hello in hellos),
     )
+
+
+def _each(words: Iterable[str]) -> str:
+    """What the ranks said, once where they said the same."""
+    return " | ".join(sorted(set(words)))
 
 
 def _size(count: int) -> str:

@@ -16,7 +16,7 @@ import kvoffload as kv
 from kvoffload import _C
 
 HOLD_SECONDS = 0.004
-PAUSE_SECONDS = 0.001
+PAUSE_SECONDS = 0.004
 
 
 class DevicePage:

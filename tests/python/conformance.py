@@ -4,6 +4,7 @@ the device's memory, in blocks and between them, must come out the same."""
 import functools
 
 import numpy as np
+import pytest
 from kv_layouts import Case
 
 import kvoffload as kv
@@ -34,13 +35,15 @@ def slots_by_group(layout: kv.KVLayout, host_bytes: int) -> list[list[int]]:
 class World:
     """A Mover and its reference. `memory[i]` and `slots[group, slot]` say what the bytes ought to be."""
 
+    path = "auto"  # of movers whose options name none
+
     def __init__(self, backend, case: Case, seed=0, host="4MiB", **options):
         self.backend, self.case = backend, case
         self.rng = np.random.default_rng(seed)
         self.memory = [self.random(size) for size in case.buffers]
         self.device = [backend.memory(data) for data in self.memory]
         self.layout = layout_of(backend, case, self.device)
-        self.mover = kv.Mover(self.layout, host=host, **options)
+        self.mover = kv.Mover(self.layout, host=host, **{"path": self.path, **options})
         self.free_slots = slots_by_group(self.layout, self.mover.hello().host_bytes)
         self.slots: dict[tuple[int, int], np.ndarray] = {}
 
@@ -97,6 +100,12 @@ class World:
         for i, expected in enumerate(self.memory):
             wrong = np.flatnonzero(self.backend.read(self.device[i]) != expected)
             assert wrong.size == 0, f"{self.case.name}: buffer {i}: {wrong.size} wrong bytes, first at {wrong[0]}"
+
+
+@pytest.fixture(params=["dma", "kernel", "staged"])
+def each_path(request, monkeypatch):
+    """All worlds of a test move their bytes by one path, then by the next."""
+    monkeypatch.setattr(World, "path", request.param)
 
 
 def finish(transfer, bytes=None) -> None:

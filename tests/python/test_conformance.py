@@ -5,7 +5,7 @@ import mmap
 import numpy as np
 import pytest
 from backends import EVERYWHERE, address_of
-from conformance import World, finish
+from conformance import World, each_path, finish  # noqa: F401
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kv_layouts import CASES, Case, View, packed
@@ -13,6 +13,7 @@ from kv_layouts import CASES, Case, View, packed
 import kvoffload as kv
 
 everywhere = pytest.mark.parametrize("backend", EVERYWHERE)
+pytestmark = pytest.mark.usefixtures("each_path")
 relaxed = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
 
 

@@ -10,7 +10,7 @@ import os
 import numpy as np
 import pytest
 from backends import EVERYWHERE, HOST, BusyStreams
-from conformance import World, finish
+from conformance import World, each_path, finish  # noqa: F401
 from kv_layouts import plain
 
 import kvoffload as kv
@@ -20,6 +20,7 @@ SLOW_SECONDS = 0.002
 CASE = plain(128, BLOCK)
 on_host = pytest.mark.parametrize("backend", HOST)
 everywhere = pytest.mark.parametrize("backend", EVERYWHERE)
+pytestmark = pytest.mark.usefixtures("each_path")
 overlapping = pytest.mark.skipif(
     os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1", reason="one hardware queue orders unrelated streams as well"
 )

@@ -35,7 +35,8 @@ class PathsTest : public EngineTest, public ::testing::WithParamInterface<Path> 
     ASSERT_TRUE(handle.ok()) << handle.status().message();
     const TransferResult result = finish(*handle);
     ASSERT_TRUE(result.ok) << result.status.message();
-    EXPECT_EQ(result.choice.path, GetParam());
+    const bool in_part = slots.size() == 1 && skip > 0;  // then the ring has nothing to do
+    EXPECT_EQ(result.choice.path, in_part && GetParam() == Path::staged ? Path::kernel : GetParam());
     EXPECT_EQ(result.bytes, static_cast<std::int64_t>(blocks.size() - skip) * (1001 + 256 + 1600));
   }
   void scramble() {
