@@ -2,9 +2,9 @@
 
     interference.py [--sweep]
 
-16 KiB pages beside an 8192^3 bf16 product, and auto, dma and kernel beside a decode-like loop; the yardstick is large DMA
-beside the same product. Medians of 7 on/off pairs; bytes that completed inside the product's window. --sweep: several
-settings of the path, 3 pairs each, into interference-sweep.json.
+16 KiB pages beside an 8192^3 bf16 product, and auto, dma and kernel beside a decode-like loop; the yardstick is large
+DMA beside the same product. Medians of 7 on/off pairs; bytes that completed inside the product's window. --sweep:
+several settings of the path, 3 pairs each, into interference-sweep.json.
 """
 
 import functools
@@ -93,31 +93,45 @@ def sweep(gemm, ceiling: dict[str, float]) -> None:
     results.write("interference-sweep", metrics, runs=details)
 
 
-def main() -> None:
-    store, load_rate = _C.ceiling_gb_per_s(_C.cuda_device(0), 1 << 30, False)
-    ceiling = {"d2h": store, "h2d": load_rate}
-    gemm = neighbours.large_product(0)
-    if "--sweep" in sys.argv:
-        return sweep(gemm, ceiling)
-    metrics, details = {}, {"ceiling": ceiling}
-    load, large = Load(PAGE_BYTES, COUNT), Load(LARGE_BYTES, 4)
-    decode = neighbours.decode(0)
+def beside_product(gemm, ceiling: dict[str, float], load: Load) -> tuple[dict, dict]:
+    metrics, details = {}, {}
+    large = Load(LARGE_BYTES, 4)
     for way in ("d2h", "h2d"):
-        staged = load.beside(gemm, way, "auto", 7)
-        dma = large.beside(gemm, way, "dma", 7)
+        ours, dma = load.beside(gemm, way, "auto", 7), large.beside(gemm, way, "dma", 7)
         key = f"interference.gemm8192.{way}"
-        metrics[f"{key}.ratio"] = staged.gb_per_s.median / ceiling[way]
-        metrics[f"{key}.slowdown_pct"] = staged.slowdown_pct.median
+        metrics[f"{key}.ratio"] = ours.gb_per_s.median / ceiling[way]
+        metrics[f"{key}.slowdown_pct"] = ours.slowdown_pct.median
         metrics[f"{key}.dma_slowdown_pct"] = dma.slowdown_pct.median
         metrics[f"{key}.dma_gb_per_s"] = dma.gb_per_s.median
-        details[key] = {"auto": numbers(staged), "dma": numbers(dma)}
+        details |= {key: numbers(ours), f"{key}.dma": numbers(dma)}
+    large.mover.close()
+    return metrics, details
+
+
+def beside_decode(load: Load) -> tuple[dict, dict]:
+    metrics, details = {}, {}
+    decode = neighbours.decode(0)
+    for way in ("d2h", "h2d"):
         for path in ("auto", "dma", "kernel"):
             found = load.beside(decode, way, path, 7)
             suffix = "" if path == "auto" else f".{path}"
             metrics[f"interference.decode.{way}.slowdown_pct{suffix}"] = found.slowdown_pct.median
             metrics[f"interference.decode.{way}.gb_per_s{suffix}"] = found.gb_per_s.median
-            details[f"decode.{way}.{path}"] = numbers(found)
-    results.write("interference", metrics, **details)
+            details[f"interference.decode.{way}.{path}"] = numbers(found)
+    return metrics, details
+
+
+def main() -> None:
+    store, load_rate = _C.ceiling_gb_per_s(_C.cuda_device(0), 1 << 30, False)
+    ceiling = {"d2h": store, "h2d": load_rate}
+    gemm = neighbours.large_product(0)
+    if "--sweep" in sys.argv:
+        sweep(gemm, ceiling)
+        return
+    load = Load(PAGE_BYTES, COUNT)
+    metrics, details = beside_product(gemm, ceiling, load)
+    more_metrics, more_details = beside_decode(load)
+    results.write("interference", metrics | more_metrics, ceiling=ceiling, **details, **more_details)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,12 @@ constexpr std::int64_t kLaunchCost = 16;      // in copies
 constexpr std::size_t kChunksOfLaunch = 256;  // of path `kernel`; the device may cut further
 
 // Runs of consecutive ids within chunks: with pages that touch, as many spans a page row.
-std::int64_t count_runs(std::span<const std::uint32_t> blocks, std::int64_t per_chunk) {
+std::int64_t count_runs(std::span<const std::uint32_t> blocks, std::size_t per_chunk) {
   std::int64_t runs = 0;
-  for (std::size_t i = 0; i < blocks.size(); ++i)
-    runs += i % static_cast<std::size_t>(per_chunk) == 0 || blocks[i] != blocks[i - 1] + 1;
+  for (std::size_t first = 0; first < blocks.size(); first += per_chunk) {
+    ++runs;
+    for (std::size_t i = first + 1; i < first + per_chunk; ++i) runs += blocks[i] != blocks[i - 1] + 1;
+  }
   return runs;
 }
 
@@ -65,8 +67,9 @@ PathChoice Lane::choose(const Transfer& transfer) {
   const Group& group = groups_[transfer.group];
   const auto blocks = static_cast<std::int64_t>(blocks_.size());
   const std::int64_t pages = blocks * group.page_count;
-  const std::int64_t spans = blocks * (group.page_count - group.joined_pages) +
-                             count_runs(blocks_, group.blocks_per_chunk) * group.joined_pages;
+  const std::int64_t spans =
+      blocks * (group.page_count - group.joined_pages) +
+      (group.joined_pages ? count_runs(blocks_, group.blocks_per_chunk) * group.joined_pages : 0);
   std::vector<PathCost> usable;
   for (const Path path : kPaths) {
     if (!can_take(path, transfer.group)) continue;

@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "layout/extents.h"
@@ -20,7 +21,10 @@ class SeenIds {
       : limit_(limit), last_round_(static_cast<std::uint8_t*>(std::calloc(limit ? limit : 1, 1))) {}
   std::int64_t limit() const { return limit_; }
   bool usable() const { return last_round_ != nullptr; }
-  std::uint8_t begin_round();
+  void begin_round();
+  std::uint8_t round() const { return round_; }
+  // Whether `id` was seen in this round; now it is.
+  bool see(std::int64_t id) { return std::exchange(last_round_.get()[id], round_) == round_; }
   std::uint8_t* last_round() { return last_round_.get(); }  // of each id below limit()
 
  private:
@@ -48,8 +52,7 @@ class RequestCheck {
 
  private:
   Status check_shape(const Request& request) const;
-  Status bad_block(std::int64_t block, std::int64_t position, int group) const;
-  Status repeated(const Request& request, const IdList& blocks, const IdList& slots);
+  Status explain(const Request& request, std::int64_t ready_bytes);
   Status check_group(int group) const;
 
   const std::vector<GroupGeometry>& groups_;

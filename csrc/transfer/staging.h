@@ -19,9 +19,9 @@
 namespace kvo {
 
 struct StagingOptions {
-  std::int64_t piece_bytes = 16 * MiB;
+  std::int64_t piece_bytes = 32 * MiB;
   std::int64_t first_piece_bytes = MiB;
-  int ctas = 132;
+  int ctas = 64;
 };
 
 class Staging {

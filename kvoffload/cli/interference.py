@@ -20,6 +20,7 @@ from kvoffload.transfer import Transfer
 
 PAIRS = 7
 WINDOW_SECONDS = 0.25
+WARMUPS = 3  # a GPU that was idle is cool and clocks higher: the first pair would show that
 IN_FLIGHT = 2  # the next transfer is always queued, so that the link never waits for Python
 WAIT_SECONDS = 60.0
 
@@ -121,6 +122,8 @@ def interfere(
     """
     steps = steps_for(neighbour, window_seconds)
     alone = _alone(submit, window_seconds)
+    for _ in range(WARMUPS):
+        neighbour.window(steps)
     slowdowns, speeds = [], []
     for pair in range(pairs):
         quiet = neighbour.window(steps) if pair % 2 == 0 else None
@@ -137,6 +140,7 @@ def interfere(
 
 def steps_for(neighbour: Neighbour, window_seconds: float) -> int:
     """Steps that make a window about `window_seconds` long; warms the neighbour up."""
+    neighbour.window(1)  # libraries set themselves up
     steps = 1
     while (seconds := neighbour.window(steps).seconds) < window_seconds / 4:
         steps = max(2 * steps, int(steps * window_seconds / 2 / max(seconds, 1e-6))) if seconds else 2 * steps
