@@ -2,8 +2,8 @@
 # Stages of the runs on a GPU machine without a network; raw results go to $OUT. A short summary comes last.
 #   h200.sh build                 compile for this GPU and put the extension into the package in the source tree
 #   h200.sh tests [FILTER]        conformance, order, faults on the GPU
-#   h200.sh memcheck              compute-sanitizer over a part of these tests
-#   h200.sh micro                 pool (first: it wants a cold machine), submit, gil, copies
+#   h200.sh sanitize [TOOL...]    compute-sanitizer over a part of these tests: memcheck racecheck initcheck
+#   h200.sh micro [NAME...]       pool (first: it wants a cold machine), submit, gil, transfer, interference
 #   h200.sh vllm-install DIR      install one part of a packed vLLM (DIR/install.sh)
 #   h200.sh vllm-order [RUNNER]   order and bytes inside a real vLLM; KVO_ORDER_MODES=plain,nofence picks modes
 #   h200.sh e2e SYSTEM-RUNNER...  time to first token and throughput: {none|native|lmcache|kvoffload}-{v1|v2}
@@ -32,16 +32,19 @@ run_pytest() {
   return "${status:-0}"
 }
 
-memcheck() {
+# One tool after the other over tests that launch every kernel on every path.
+sanitize() {
   local tests='cuda-torch and (layout_comes_back or middle_of_a_chunk or empty or queue_is_bounded or nth_copy or hundred or waits_for_work)'
-  local status=0
-  compute-sanitizer --tool memcheck --leak-check no --log-file "$OUT/memcheck.log" \
-    python3 -m pytest -p no:cacheprovider -q --timeout 500 -k "$tests" \
-    tests/python/test_conformance.py tests/python/test_order.py tests/python/test_refusals.py tests/python/test_faults.py \
-    >"$OUT/memcheck-tests.log" 2>&1 || status=$?
-  tail -3 "$OUT/memcheck-tests.log"
-  grep -E '=========' "$OUT/memcheck.log" | cut -c1-200 | head -20 || true
-  python3 bench/memcheck.py "$OUT/memcheck.log"
+  local tool status=0
+  for tool in "$@"; do
+    compute-sanitizer --tool "$tool" $([ "$tool" != memcheck ] || echo --leak-check no) --log-file "$OUT/$tool.log" \
+      python3 -m pytest -p no:cacheprovider -q --timeout 500 -k "$tests" \
+      tests/python/test_conformance.py tests/python/test_order.py tests/python/test_refusals.py tests/python/test_faults.py \
+      >"$OUT/$tool-tests.log" 2>&1 || status=$?
+    tail -1 "$OUT/$tool-tests.log"
+    grep -E '=========' "$OUT/$tool.log" | cut -c1-200 | head -20 || true
+    python3 bench/sanitizer.py "$tool" "$OUT/$tool.log"
+  done
   return "$status"
 }
 
@@ -51,8 +54,8 @@ case "$stage" in
     run_pytest gpu-tests -n 8 -m gpu tests/python tests/gpu -k "${1:-not keeping_gpu_memory}"
     run_pytest gpu-alone -m gpu tests/gpu -k keeping_gpu_memory
     ;;
-  memcheck) memcheck ;;
-  micro) for name in ${*:-pool submit gil copies}; do echo "== $name"; python3 "bench/$name.py"; done ;;
+  sanitize) sanitize ${*:-memcheck racecheck initcheck} ;;
+  micro) for name in ${*:-pool submit gil transfer interference}; do echo "== $name"; python3 "bench/$name.py"; done ;;
   vllm-install) bash "$1/install.sh" && echo "installed $1" ;;
   vllm-order | e2e)
     . "$HOME/vllm-site/env.sh"

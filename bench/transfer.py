@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import results
@@ -138,7 +139,8 @@ def main() -> None:
     shape = Shape(*SMALL)
     metrics["ring.bytes"] = shape.mover.stats()["ring_bytes"]
     table = shape.mover.path_table
-    details["path_table"] = {"source": table.source, "ceilings": table.ceilings, "rows": [c.row for c in table.rows]}
+    source = table.source.replace(str(Path.home()), "~")
+    details["path_table"] = {"source": source, "ceilings": table.ceilings, "rows": [c.row for c in table.rows]}
     shape.mover.close()
     small(metrics, details)
     if "--quick" not in sys.argv:
