@@ -26,6 +26,7 @@ PATHS = ("auto", "dma", "kernel", "staged")
 SHAPES = [(4096, 8192), (16384, 8192), (65536, 8192), (65536, 1024), (524288, 1024), (2097152, 1024)]
 BIDIR = [(16384, 32768), (65536, 8192), (2097152, 1024)]
 SMALL = (16384, 64)
+SMALL_ROUNDS, WARMUP_ROUNDS = 520, 20
 WAYS = ("d2h", "h2d")
 
 
@@ -114,14 +115,22 @@ def both_ways(metrics: dict, both_gb_per_s: float) -> None:
 
 
 def small(metrics: dict, details: dict) -> None:
+    """The paths take turns, so that all meet the same machine."""
     page_bytes, count = SMALL
     shape = Shape(page_bytes, count, slot_bytes=page_bytes * count)
     for way in WAYS:
+        samples: dict[str, list[float]] = {path: [] for path in PATHS}
         for path in PATHS:
             shape.verify(path)
-            seconds = timed(lambda way=way, path=path: spin(shape.submit(way, path)), repeats=301)
+        for i in range(SMALL_ROUNDS * len(PATHS)):
+            path = PATHS[i % len(PATHS)]
+            start = time.perf_counter()
+            spin(shape.submit(way, path))
+            samples[path].append(time.perf_counter() - start)
+        for path in PATHS:
             suffix = "" if path == "auto" else f".{path}"
-            metrics[f"transfer.small_us.{way}{suffix}"] = seconds * 1e6
+            metrics[f"transfer.small_us.{way}{suffix}"] = statistics.median(samples[path][WARMUP_ROUNDS:]) * 1e6
+            details[f"small.{way}.{path}_us"] = results.spread([1e6 * s for s in samples[path][WARMUP_ROUNDS:]])
         transfer = shape.submit(way, "auto")
         spin(transfer)
         details[f"small.{way}"] = {"path": transfer.result.path, "reason": transfer.result.reason}

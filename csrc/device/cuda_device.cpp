@@ -118,6 +118,7 @@ class CudaDevice : public Device {
   }
   Result<std::unique_ptr<Stream>> make_stream(Urgency urgency) override {
     CallGuard guard(ordinal_);
+    KVO_TRY(load_copy_pages());
     int least = 0, greatest = 0;
     if (urgency == Urgency::high) KVO_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     cudaStream_t stream;

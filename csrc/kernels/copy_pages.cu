@@ -115,6 +115,13 @@ Status launch_one(cudaStream_t stream, const PageCopy& copy, std::int64_t units_
 
 }  // namespace
 
+Status load_copy_pages() {
+  cudaFuncAttributes attributes;
+  KVO_CUDA_TRY(cudaFuncGetAttributes(&attributes, copy_pages<SmallLaunch>));
+  KVO_CUDA_TRY(cudaFuncGetAttributes(&attributes, copy_pages<LargeLaunch>));
+  return {};
+}
+
 Status launch_copy_pages(StreamHandle stream, const PageCopy& copy) {
   auto handle = reinterpret_cast<cudaStream_t>(stream);
   const std::int64_t units_per_page = (copy.longest_page_bytes + kUnitBytes - 1) / kUnitBytes;
