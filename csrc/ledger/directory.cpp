@@ -7,8 +7,8 @@ namespace kvo {
 
 namespace {
 
-// A map never rehashes on the serving path up to this many keys.
-constexpr std::int64_t kReservedKeys = 1 << 20;
+// A map never rehashes on the serving path up to this many keys (256 MiB of cells).
+constexpr std::int64_t kReservedKeys = 1 << 24;
 
 }  // namespace
 

@@ -126,7 +126,7 @@ class Directory {
   std::map<std::int64_t, Job> jobs_;  // by id, which is the order of planning
   std::unordered_map<std::int64_t, std::vector<Entry*>> holds_;
   std::int64_t last_id_ = 0;  // of jobs and holds
-  std::uint64_t store_calls_ = 0;
+  std::uint32_t store_calls_ = 0;
   std::int64_t epoch_ = 0;
   DirectoryCounters counters_;
 };

@@ -69,7 +69,8 @@ Status Directory::check_group(int index) const {
         return broken(name + "owners of slot " + std::to_string(entry.slot));
       if (pool_.plan().offset_of(index, entry.slot) + pool_.plan().slot_bytes[index] > pool_.ready_bytes())
         return broken(name + "slot " + std::to_string(entry.slot) + " ends behind the ready bytes");
-      if (visible && group.map.find(entry.key) != &entry) return broken(name + "a visible key is not in the map");
+      if (visible && group.map.find(entry.key.view()) != &entry)
+        return broken(name + "a visible key is not in the map");
       if (entry.owners == 0 && (entry.state == EntryState::dead || entry.state == EntryState::filling))
         return broken(name + "slot " + std::to_string(entry.slot) + " leaked");
       used += entry.state != EntryState::free;

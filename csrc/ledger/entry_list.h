@@ -1,7 +1,8 @@
 // One record per slot, and the intrusive list that chains records: the free slots of an extent, or a group's LRU order.
 #pragma once
 #include <cstdint>
-#include <string>
+
+#include "ledger/key.h"
 
 namespace kvo {
 
@@ -15,16 +16,15 @@ enum class EntryState : std::uint8_t {
 // Which list an entry is in follows from its state: free -> its extent's free list; ready without owners -> its group's
 // LRU list; else none.
 struct Entry {
-  std::string key;
   Entry* previous = nullptr;
   Entry* next = nullptr;
   std::int64_t slot = 0;
-  std::uint64_t touched_by = 0;  // the plan_store call that found this key ready
-  std::int32_t owners = 0;       // jobs in flight and holds
-  std::int32_t given_up_jobs =
-      0;  // owners that are jobs past their deadline: the slot is quarantined while there are any
-  std::int32_t group = 0;
+  std::int32_t owners = 0;         // jobs in flight and holds
+  std::int32_t given_up_jobs = 0;  // owners that are jobs past their deadline: the slot is quarantined meanwhile
+  std::uint32_t touched_by = 0;    // the plan_store call that found this key ready
+  std::int16_t group = 0;
   EntryState state = EntryState::free;
+  Key key;
 };
 
 class EntryList {

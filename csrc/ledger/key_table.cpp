@@ -10,20 +10,22 @@ void KeyTable::reserve(std::size_t keys) {
   if (count <= cells_.size()) return;
   std::vector<Cell> old(count);
   old.swap(cells_);
-  for (const Cell& cell : old) {
-    if (cell.entry) place(cell);
+  for (const Cell cell : old) {
+    if (cell) place(entry_of(cell));
   }
 }
 
-void KeyTable::place(Cell cell) {
-  std::size_t at = home(cell.hash);
-  while (cells_[at].entry) at = after(at);
-  cells_[at] = cell;
+void KeyTable::place(Entry* entry) {
+  const std::uint64_t hash = hash_of(entry->key.view());
+  std::size_t at = home(hash);
+  while (cells_[at]) at = after(at);
+  cells_[at] = hash >> kTagShift << kTagShift | reinterpret_cast<Cell>(entry);
 }
 
 Entry* KeyTable::find(std::string_view key, std::uint64_t hash) const {
-  for (std::size_t at = home(hash); cells_[at].entry; at = after(at)) {
-    if (cells_[at].hash == hash && cells_[at].entry->key == key) return cells_[at].entry;
+  for (std::size_t at = home(hash); cells_[at]; at = after(at)) {
+    Entry* entry = entry_of(cells_[at]);
+    if (same_tag(cells_[at], hash) && entry->key.view() == key) return entry;
   }
   return nullptr;
 }
@@ -36,27 +38,32 @@ KeyTable::Batch KeyTable::find_many(std::span<const std::string_view> keys) cons
     hashes[i] = hash_of(keys[i]);
     __builtin_prefetch(&cells_[home(hashes[i])]);
   }
-  for (std::size_t i = 0; i < count; ++i) __builtin_prefetch(cells_[home(hashes[i])].entry);
+  for (std::size_t i = 0; i < count; ++i) {
+    const Cell cell = cells_[home(hashes[i])];
+    if (!cell || !same_tag(cell, hashes[i])) continue;
+    __builtin_prefetch(entry_of(cell));
+    __builtin_prefetch(&entry_of(cell)->key);  // perhaps the next cache line
+  }
   for (std::size_t i = 0; i < count; ++i) found[i] = find(keys[i], hashes[i]);
   return found;
 }
 
 void KeyTable::insert(Entry* entry) {
   reserve(++size_);
-  place({hash_of(entry->key), entry});
+  place(entry);
 }
 
 // The cells that follow move up, so that no search ends early at the hole.
 void KeyTable::erase(Entry* entry) {
-  std::size_t hole = home(hash_of(entry->key));
-  while (cells_[hole].entry != entry) hole = after(hole);
-  for (std::size_t at = after(hole); cells_[at].entry; at = after(at)) {
+  std::size_t hole = home(hash_of(entry->key.view()));
+  while (entry_of(cells_[hole]) != entry) hole = after(hole);
+  for (std::size_t at = after(hole); cells_[at]; at = after(at)) {
     const std::size_t mask = cells_.size() - 1;
-    if (((at - home(cells_[at].hash)) & mask) < ((at - hole) & mask)) continue;  // its home is behind the hole
+    if (((at - home_of(cells_[at])) & mask) < ((at - hole) & mask)) continue;  // its home is behind the hole
     cells_[hole] = cells_[at];
     hole = at;
   }
-  cells_[hole] = {};
+  cells_[hole] = 0;
   --size_;
 }
 
