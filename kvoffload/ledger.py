@@ -179,7 +179,7 @@ class Ledger:
     def lookup(self, keys: Sequence[bytes], group: int = 0) -> Hit:
         """How many leading keys are ready; these become the most recently used, the first key last."""
         self._check_group(group)
-        return Hit(self._directory.lookup(group, keys), 0)
+        return Hit(*self._directory.lookup(group, keys))
 
     def states(self, keys: Sequence[bytes], group: int = 0) -> list[State]:
         """Per key "absent", "filling" (a store is in flight) or "ready"; all "absent" while nothing is served."""
@@ -234,7 +234,7 @@ class Ledger:
         if results.results:
             if not self._failure_logged:
                 self._log_failure(results)
-            reports = [(result.job, result.ok) for result in results.results]
+            reports = [(result.job, result.ok, ()) for result in results.results]
             finished = self._finished(self._directory.report(results.rank, reports))
         if results.hello is not None:  # last: it may be refused, the results would be lost
             self.hello(results.hello)

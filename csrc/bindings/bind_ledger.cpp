@@ -70,10 +70,52 @@ py::object planned(const PlannedJob& job) {
   return py::make_tuple(job.id, job.accepted, py::tuple(py::cast(job.slots)));
 }
 
+py::tuple bytes_of(const std::vector<std::string>& keys) {
+  py::tuple list(keys.size());
+  for (std::size_t i = 0; i < keys.size(); ++i) list[i] = py::bytes(keys[i]);
+  return list;
+}
+
+// (id, indexes of the accepted keys, host slots, disk slots), or None.
+py::object promoted(const PlannedJob& job) {
+  if (job.id == 0) return py::none();
+  return py::make_tuple(job.id, job.accepted, py::tuple(py::cast(job.slots)), py::tuple(py::cast(job.disk_slots)));
+}
+
+// (id, keys, host slots, disk slots, sequence of the first), or None.
+py::object demoted(const PlannedJob& job) {
+  if (job.id == 0) return py::none();
+  return py::make_tuple(job.id, bytes_of(job.keys), py::tuple(py::cast(job.slots)), py::tuple(py::cast(job.disk_slots)),
+                        job.sequence);
+}
+
+const char* name_of(JobKind kind) {
+  switch (kind) {
+    case JobKind::store:
+      return "store";
+    case JobKind::load:
+      return "load";
+    case JobKind::demote:
+      return "demote";
+    case JobKind::promote:
+      return "promote";
+  }
+  return "";
+}
+
+// ([(group, slot) freed], [(group, slot, key, sequence) committed])
+py::tuple disk_events(const DiskEvents& events) {
+  py::list freed, committed;
+  for (const SlotName& name : events.freed) freed.append(py::make_tuple(name.group, name.slot));
+  for (const Record& record : events.committed)
+    committed.append(py::make_tuple(record.name.group, record.name.slot, py::bytes(record.key), record.sequence));
+  return py::make_tuple(freed, committed);
+}
+
 py::list finished(const std::vector<FinishedJob>& jobs) {
   py::list list;
   for (const FinishedJob& job : jobs) {
-    list.append(py::make_tuple(job.id, job.kind == JobKind::store ? "store" : "load", job.ok, job.late));
+    list.append(py::make_tuple(job.id, name_of(job.kind), job.ok, job.late));
   }
   return list;
 }
@@ -97,15 +139,22 @@ py::list group_dicts(const std::vector<GroupStats>& groups) {
 void add_counters(py::dict& dict, const DirectoryCounters& counters) {
   dict["lookup_keys"] = counters.lookup_keys;
   dict["hit_keys"] = counters.hit_keys;
+  dict["disk_hit_keys"] = counters.disk_hit_keys;
   dict["accepted_keys"] = counters.accepted_keys;
   dict["skipped_keys"] = counters.skipped_keys;
   dict["dropped_keys"] = counters.dropped_keys;
   dict["stored_keys"] = counters.stored_keys;
+  dict["promoted_keys"] = counters.promoted_keys;
+  dict["demoted_keys"] = counters.demoted_keys;
+  dict["undemoted_keys"] = counters.undemoted_keys;
   dict["evicted_keys"] = counters.evicted_keys;
+  dict["disk_evicted_keys"] = counters.disk_evicted_keys;
   dict["failed_keys"] = counters.failed_keys;
   dict["forgotten_keys"] = counters.forgotten_keys;
   dict["store_jobs"] = counters.store_jobs;
   dict["load_jobs"] = counters.load_jobs;
+  dict["demote_jobs"] = counters.demote_jobs;
+  dict["promote_jobs"] = counters.promote_jobs;
   dict["failed_jobs"] = counters.failed_jobs;
   dict["expired_jobs"] = counters.expired_jobs;
   dict["abandoned_jobs"] = counters.abandoned_jobs;
@@ -113,21 +162,15 @@ void add_counters(py::dict& dict, const DirectoryCounters& counters) {
   dict["unknown_reports"] = counters.unknown_reports;
 }
 
-py::dict stats_dict(const DirectoryStats& stats) {
-  py::dict dict;
-  add_counters(dict, stats.counters);
-  dict["epoch"] = stats.epoch;
-  dict["serving"] = stats.serving;
-  dict["tier_off"] = stats.tier_off;
-  dict["jobs_in_flight"] = stats.jobs_in_flight;
-  dict["given_up_jobs"] = stats.given_up_jobs;
-  dict["holds"] = stats.holds;
-  dict["ready_bytes"] = stats.ready_bytes;
-  dict["used_bytes"] = stats.used_bytes;
-  dict["quarantined_bytes"] = stats.quarantined_bytes;
-  dict["free_extents"] = stats.free_extents;
+void add_tier(py::dict& dict, const TierStats& tier) {
+  dict["serving"] = tier.serving;
+  dict["tier_off"] = tier.off;
+  dict["ready_bytes"] = tier.ready_bytes;
+  dict["used_bytes"] = tier.used_bytes;
+  dict["quarantined_bytes"] = tier.quarantined_bytes;
+  dict["free_extents"] = tier.free_extents;
   std::int64_t capacity_slots = 0, free_slots = 0, ready_keys = 0, filling_keys = 0;
-  for (const GroupStats& group : stats.groups) {
+  for (const GroupStats& group : tier.groups) {
     capacity_slots += group.slots.capacity;
     free_slots += group.slots.free;
     ready_keys += group.ready_keys;
@@ -137,16 +180,61 @@ py::dict stats_dict(const DirectoryStats& stats) {
   dict["free_slots"] = free_slots;
   dict["ready_keys"] = ready_keys;
   dict["filling_keys"] = filling_keys;
-  dict["groups"] = group_dicts(stats.groups);
+  dict["groups"] = group_dicts(tier.groups);
+}
+
+// The host tier's gauges stand beside the counters, the disk's under "disk".
+py::dict stats_dict(const DirectoryStats& stats) {
+  py::dict dict, disk;
+  add_counters(dict, stats.counters);
+  dict["epoch"] = stats.epoch;
+  dict["jobs_in_flight"] = stats.jobs_in_flight;
+  dict["given_up_jobs"] = stats.given_up_jobs;
+  dict["holds"] = stats.holds;
+  dict["waiting_for_disk_keys"] = stats.waiting_for_disk_keys;
+  add_tier(dict, stats.host);
+  add_tier(disk, stats.disk);
+  dict["disk"] = disk;
   return dict;
 }
 
 }  // namespace
 
+void bind_disk(py::class_<Directory>& directory) {
+  directory
+      .def(
+          "open_disk",
+          [](Directory& self, std::int64_t disk_bytes, std::int64_t epoch, std::int64_t next_sequence) {
+            throw_if_error(self.open_disk(disk_bytes, epoch, next_sequence));
+          },
+          py::arg("disk_bytes"), py::arg("epoch"), py::arg("next_sequence"))
+      .def(
+          "restore",
+          [](Directory& self, int group, std::int64_t slot, const py::bytes& key, std::int64_t sequence) {
+            return self.restore({{group, slot}, std::string(key), sequence});
+          },
+          py::arg("group"), py::arg("slot"), py::arg("key"), py::arg("sequence"))
+      .def("plan_promote",
+           [](Directory& self, int group, const py::object& keys, double deadline_seconds) {
+             return promoted(with_keys(
+                 keys, [&](Directory::Keys views) { return self.plan_promote(group, views, deadline_seconds); }));
+           })
+      .def("plan_demote",
+           [](Directory& self, int group, std::int64_t most, double deadline_seconds) {
+             return demoted(self.plan_demote(group, most, deadline_seconds));
+           })
+      .def("take_disk_events", [](Directory& self) { return disk_events(self.take_disk_events()); });
+}
+
 void bind_ledger(py::module_& m) {
-  using Results = std::vector<std::pair<std::int64_t, bool>>;
-  py::class_<Directory>(m, "Directory", "Key -> slot, owners and jobs of the host tier; see kvoffload.Ledger.")
-      .def(py::init<int>(), py::arg("ranks"))
+  using Reports = std::vector<std::tuple<std::int64_t, bool, std::vector<std::int64_t>>>;
+  py::class_<Directory> directory(m, "Directory", "Key -> slots, owners and jobs of both tiers; see kvoffload.Ledger.");
+  bind_disk(directory);
+  directory
+      .def(py::init([](int ranks, bool second_touch) {
+             return std::make_unique<Directory>(ranks, second_touch ? Admission::second_touch : Admission::all);
+           }),
+           py::arg("ranks"), py::arg("second_touch") = false)
       .def(
           "open",
           [](Directory& self, std::int64_t host_bytes, std::vector<std::int64_t> slot_bytes) {
@@ -156,17 +244,20 @@ void bind_ledger(py::module_& m) {
       .def("grow", &Directory::grow, py::arg("ready_bytes"))
       .def("lookup",
            [](Directory& self, int group, const py::object& keys) {
-             return with_keys(keys, [&](Directory::Keys views) { return self.lookup(group, views); });
+             const auto hits = with_keys(keys, [&](Directory::Keys views) { return self.lookup(group, views); });
+             return std::pair(hits.host, hits.disk);
            })
       .def(
           "states",
-          [](const Directory& self, int group, const py::object& keys) {
+          [](const Directory& self, int group, const py::object& keys, bool on_disk) {
             py::list names;
-            for (EntryState state : with_keys(keys, [&](Directory::Keys views) { return self.states(group, views); })) {
+            for (EntryState state :
+                 with_keys(keys, [&](Directory::Keys views) { return self.states(group, views, on_disk); })) {
               names.append(state_name(state));
             }
             return names;
-          })
+          },
+          py::arg("group"), py::arg("keys"), py::arg("on_disk") = false)
       .def("plan_store",
            [](Directory& self, int group, const py::object& keys, double deadline_seconds) {
              return planned(with_keys(
@@ -188,7 +279,11 @@ void bind_ledger(py::module_& m) {
            })
       .def("reset", &Directory::reset, py::call_guard<py::gil_scoped_release>())
       .def("report",
-           [](Directory& self, int rank, const Results& results) { return finished(self.report(rank, results)); })
+           [](Directory& self, int rank, const Reports& given) {
+             std::vector<Report> reports;
+             for (const auto& [job, ok, failed] : given) reports.push_back({job, ok, failed});
+             return finished(self.report(rank, reports));
+           })
       .def("expire", [](Directory& self, double now_seconds) { return finished(self.expire(now_seconds)); })
       .def("abandon", [](Directory& self, std::int64_t job) { throw_if_error(self.abandon(job)); })
       .def_property_readonly("tier_off", &Directory::tier_off)

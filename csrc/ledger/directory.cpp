@@ -1,121 +1,78 @@
 #include "ledger/directory.h"
 
 #include <algorithm>
-#include <string>
 
 namespace kvo {
 
 namespace {
 
-// A map never rehashes on the serving path up to this many keys (256 MiB of cells).
-constexpr std::int64_t kReservedKeys = 1 << 24;
+constexpr std::size_t kMostWaiting = 1 << 16;  // keys of a group that wait for the disk; further ones are not demoted
+
+bool is_ready(const Entry* entry) { return entry && entry->state == EntryState::ready; }
 
 }  // namespace
 
-Status Directory::open(std::int64_t host_bytes, std::vector<std::int64_t> slot_bytes) {
+Status Directory::open(std::int64_t host_bytes, const std::vector<std::int64_t>& slot_bytes) {
   std::lock_guard lock(mutex_);
-  if (!groups_.empty() || slot_bytes.empty()) return {Code::invalid, "the directory is opened once, with groups"};
-  const auto groups = static_cast<int>(slot_bytes.size());
-  const std::int64_t least = groups * *std::max_element(slot_bytes.begin(), slot_bytes.end());
-  if (host_bytes < least) {
-    return {Code::invalid, "host = " + std::to_string(host_bytes) + " bytes: " + std::to_string(groups) +
-                               " KV group(s) with these slots need at least " + std::to_string(least) +
-                               ": raise host, or lower blocks_per_chunk"};
-  }
-  ExtentPlan plan = plan_extents(host_bytes, std::move(slot_bytes));
-  groups_.resize(static_cast<std::size_t>(groups));
-  for (int group = 0; group < groups; ++group) {
-    groups_[group].map.reserve(static_cast<std::size_t>(std::min(kReservedKeys, host_bytes / plan.slot_bytes[group])));
-  }
-  pool_.open(std::move(plan), host_bytes);
+  if (host_.pool().groups() > 0 || slot_bytes.empty())
+    return {Code::invalid, "the directory is opened once, with groups"};
+  waiting_.resize(slot_bytes.size());
+  return host_.open(host_bytes, slot_bytes);
+}
+
+Status Directory::open_disk(std::int64_t disk_bytes, std::int64_t epoch, std::int64_t next_sequence) {
+  std::lock_guard lock(mutex_);
+  if (host_.pool().groups() == 0 || disk_open()) return {Code::invalid, "the disk is opened once, after host memory"};
+  KVO_TRY(disk_.open(disk_bytes, host_.pool().plan().slot_bytes));
+  disk_.grow(disk_bytes);
+  epoch_ = epoch, next_sequence_ = next_sequence;
   return {};
+}
+
+bool Directory::restore(const Record& record) {
+  std::lock_guard lock(mutex_);
+  next_sequence_ = std::max(next_sequence_, record.sequence + 1);
+  return disk_open() && disk_.restore(record.name, record.key);
 }
 
 void Directory::grow(std::int64_t ready_bytes) {
   std::lock_guard lock(mutex_);
-  if (!groups_.empty()) pool_.grow(ready_bytes);
+  host_.grow(ready_bytes);
 }
 
-bool Directory::serves(int group) const {
-  return group >= 0 && group < static_cast<int>(groups_.size()) && !over_quarantine();
-}
-
-// More than 5 % of the tier waits for ranks that do not report: something is badly wrong, so stop handing out more.
-bool Directory::over_quarantine() const { return pool_.quarantined_bytes() * 20 > pool_.ready_bytes(); }
-
-std::vector<Entry*> Directory::leading_ready(int group, Keys keys) const {
-  std::vector<Entry*> entries;
-  if (!serves(group)) return entries;
-  entries.reserve(keys.size());
-  for (std::size_t start = 0; start < keys.size(); start += KeyTable::kBatch) {
-    for (Entry* entry : groups_[group].map.find_many(keys.subspan(start))) {
-      if (!entry || entry->state != EntryState::ready) return entries;
-      entries.push_back(entry);
+Directory::Hits Directory::lookup(int group, Keys keys) {
+  std::lock_guard lock(mutex_);
+  Hits hits;
+  std::vector<Entry*> in_host = host_.leading_ready(group, keys), on_disk;
+  hits.host = static_cast<std::int64_t>(in_host.size());
+  bool leading = disk_.serves(group);
+  for (std::size_t start = in_host.size(); leading && start < keys.size(); start += KeyTable::kBatch) {
+    const KeyTable::Batch entries = host_.find_many(group, keys.subspan(start));
+    const KeyTable::Batch records = disk_.find_many(group, keys.subspan(start));
+    for (std::size_t i = 0; i < std::min(KeyTable::kBatch, keys.size() - start); ++i) {
+      leading = is_ready(entries[i]) || is_ready(records[i]);
+      if (!leading) break;
+      if (is_ready(entries[i])) in_host.push_back(entries[i]);
+      if (is_ready(records[i])) on_disk.push_back(records[i]);
+      ++hits.disk;
     }
   }
-  return entries;
-}
-
-// Last key first: a prefix without its start is worthless, so its end is evicted first.
-void Directory::touch(const std::vector<Entry*>& entries) {
-  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
-    if ((*entry)->owners == 0) groups_[(*entry)->group].lru.move_to_back(*entry);
-  }
-}
-
-void Directory::own(Entry* entry) {
-  if (entry->owners == 0 && entry->state == EntryState::ready) groups_[entry->group].lru.remove(entry);
-  pool_.add_owner(entry);
-}
-
-void Directory::disown(Entry* entry) {
-  pool_.remove_owner(entry);
-  if (entry->owners > 0) return;
-  if (entry->state == EntryState::dead) pool_.give(entry);
-  if (entry->state == EntryState::ready) groups_[entry->group].lru.push_back(entry);
-}
-
-// From here on the key is a miss; the slot is free once nobody owns it.
-void Directory::drop(Entry* entry) {
-  groups_[entry->group].map.erase(entry);
-  bury(entry);
-}
-
-void Directory::bury(Entry* entry) {
-  Group& group = groups_[entry->group];
-  if (entry->state == EntryState::ready) {
-    --group.ready_keys;
-    if (entry->owners == 0) group.lru.remove(entry);
-  }
-  entry->state = EntryState::dead;
-  if (entry->owners == 0) pool_.give(entry);
-}
-
-std::int64_t Directory::drop_all(const std::vector<Entry*>& entries) {
-  std::int64_t dropped = 0;
-  for (Entry* entry : entries) {
-    if (entry->state == EntryState::dead) continue;
-    drop(entry);
-    ++dropped;
-  }
-  return dropped;
-}
-
-std::int64_t Directory::lookup(int group, Keys keys) {
-  std::lock_guard lock(mutex_);
-  const std::vector<Entry*> entries = leading_ready(group, keys);
-  touch(entries);
+  host_.touch(in_host);
+  disk_.touch(on_disk);
+  if (admission_ == Admission::second_touch) want_on_disk(in_host);
   counters_.lookup_keys += static_cast<std::int64_t>(keys.size());
-  counters_.hit_keys += static_cast<std::int64_t>(entries.size());
-  return static_cast<std::int64_t>(entries.size());
+  counters_.hit_keys += hits.host;
+  counters_.disk_hit_keys += hits.disk;
+  return hits;
 }
 
-std::vector<EntryState> Directory::states(int group, Keys keys) const {
+std::vector<EntryState> Directory::states(int group, Keys keys, bool on_disk) const {
   std::lock_guard lock(mutex_);
+  const Tier& tier = on_disk ? disk_ : host_;
   std::vector<EntryState> states(keys.size(), EntryState::free);
-  if (!serves(group)) return states;
+  if (!tier.serves(group)) return states;
   for (std::size_t start = 0; start < keys.size(); start += KeyTable::kBatch) {
-    const KeyTable::Batch found = groups_[group].map.find_many(keys.subspan(start));
+    const KeyTable::Batch found = tier.find_many(group, keys.subspan(start));
     for (std::size_t i = 0; i < std::min(KeyTable::kBatch, keys.size() - start); ++i) {
       if (found[i]) states[start + i] = found[i]->state;
     }
@@ -123,95 +80,61 @@ std::vector<EntryState> Directory::states(int group, Keys keys) const {
   return states;
 }
 
-// A free slot; else the least recently used key of the group goes; else an extent of the richest group is emptied.
-Entry* Directory::take_slot(int group) {
-  if (Entry* entry = pool_.take(group)) return entry;
-  // Keys touched by this very call are the list's end: when the front is one of them, so are all others.
-  Entry* victim = groups_[group].lru.front();
-  if (victim && victim->touched_by != store_calls_) {
-    drop(victim);
-    ++counters_.evicted_keys;
-    return pool_.take(group);
-  }
-  const int index = pool_.extent_to_empty(group);
-  if (index < 0) return nullptr;
-  const SlotPool::Extent& extent = pool_.extents()[index];
-  for (std::int64_t i = 0; i < extent.usable; ++i) {
-    if (extent.entries[i].state == EntryState::free) continue;
-    drop(&extent.entries[i]);
-    ++counters_.evicted_keys;
-  }
-  pool_.lend(index, group);
-  return pool_.take(group);
-}
-
 PlannedJob Directory::plan_store(int group, Keys keys, double deadline_seconds) {
   std::lock_guard lock(mutex_);
   const auto count = static_cast<std::int64_t>(keys.size());
-  if (!serves(group)) {
+  if (!host_.serves(group)) {
     counters_.dropped_keys += count;
     return {};
   }
-  ++store_calls_;
-  std::vector<Entry*> known;
-  for (std::size_t start = 0; start < keys.size(); start += KeyTable::kBatch) {
-    for (Entry* entry : groups_[group].map.find_many(keys.subspan(start))) {
-      if (!entry || entry->state != EntryState::ready) continue;
-      entry->touched_by = store_calls_;
-      known.push_back(entry);
-    }
-  }
-  touch(known);
-
+  host_.begin_round();
+  host_.touch_in_round(keys, group);
   PlannedJob job;
-  std::vector<Entry*> entries;
+  std::vector<Entry*> fills;
   bool full = false;  // nothing becomes evictable within a call: the first refusal is the answer for all
   for (std::int64_t i = 0; i < count; ++i) {
-    if (groups_[group].map.find(keys[i])) {
+    if (host_.find(group, keys[i])) {
       ++counters_.skipped_keys;
       continue;
     }
-    Entry* entry = full ? nullptr : take_slot(group);
+    Entry* entry = full ? nullptr : host_.fill(group, keys[i]);
     if (!entry) {
       full = true;
       ++counters_.dropped_keys;
       continue;
     }
-    entry->key = keys[i];
-    entry->state = EntryState::filling;
-    groups_[group].map.insert(entry);
-    own(entry);
-    entries.push_back(entry);
+    host_.own(entry);
+    fills.push_back(entry);
     job.accepted.push_back(i);
     job.slots.push_back(entry->slot);
   }
-  if (entries.empty()) return job;
-  counters_.accepted_keys += static_cast<std::int64_t>(entries.size());
+  if (fills.empty()) return job;
+  counters_.accepted_keys += static_cast<std::int64_t>(fills.size());
   ++counters_.store_jobs;
-  job.id = add_job(JobKind::store, std::move(entries), deadline_seconds);
+  job.id = add_job({JobKind::store, {}, std::move(fills), 0, {}, 0, deadline_seconds});
   return job;
 }
 
 PlannedJob Directory::plan_load(int group, Keys keys, double deadline_seconds) {
   std::lock_guard lock(mutex_);
-  std::vector<Entry*> entries = leading_ready(group, keys);
-  if (keys.empty() || entries.size() < keys.size()) return {};
+  std::vector<Entry*> reads = host_.leading_ready(group, keys);
+  if (keys.empty() || reads.size() < keys.size()) return {};
   PlannedJob job;
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    own(entries[i]);
+  for (std::size_t i = 0; i < reads.size(); ++i) {
+    host_.own(reads[i]);
     job.accepted.push_back(static_cast<std::int64_t>(i));
-    job.slots.push_back(entries[i]->slot);
+    job.slots.push_back(reads[i]->slot);
   }
   ++counters_.load_jobs;
-  job.id = add_job(JobKind::load, std::move(entries), deadline_seconds);
+  job.id = add_job({JobKind::load, std::move(reads), {}, 0, {}, 0, deadline_seconds});
   return job;
 }
 
 std::pair<std::int64_t, std::int64_t> Directory::hold(int group, Keys keys) {
   std::lock_guard lock(mutex_);
-  std::vector<Entry*> entries = leading_ready(group, keys);
+  std::vector<Entry*> entries = host_.leading_ready(group, keys);
   if (entries.empty()) return {0, 0};
-  for (Entry* entry : entries) own(entry);
+  for (Entry* entry : entries) host_.own(entry);
   const auto count = static_cast<std::int64_t>(entries.size());
   holds_.emplace(++last_id_, std::move(entries));
   return {last_id_, count};
@@ -221,29 +144,43 @@ void Directory::release(std::int64_t hold) {
   std::lock_guard lock(mutex_);
   auto node = holds_.extract(hold);
   if (node.empty()) return;
-  for (auto entry = node.mapped().rbegin(); entry != node.mapped().rend(); ++entry) disown(*entry);
+  for (auto entry = node.mapped().rbegin(); entry != node.mapped().rend(); ++entry) host_.disown(*entry);
 }
 
+// A key that is in both tiers is one key.
 std::int64_t Directory::forget(int group, Keys keys) {
   std::lock_guard lock(mutex_);
-  if (group < 0 || group >= static_cast<int>(groups_.size())) return 0;
   std::int64_t forgotten = 0;
-  for (const std::string_view key : keys) {
-    Entry* entry = groups_[group].map.find(key);
-    if (!entry) continue;
-    drop(entry);
-    ++forgotten;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const bool in_host = host_.forget(group, keys.subspan(i, 1)) > 0;
+    const bool on_disk = disk_.forget(group, keys.subspan(i, 1)) > 0;
+    forgotten += in_host || on_disk;
   }
   counters_.forgotten_keys += forgotten;
   return forgotten;
 }
 
+// The manifest hears of the epoch, which says more than each slot would.
 void Directory::reset() {
   std::lock_guard lock(mutex_);
   ++epoch_;
-  for (Group& group : groups_) {
-    counters_.forgotten_keys += static_cast<std::int64_t>(group.map.size());
-    group.map.clear([&](Entry* entry) { bury(entry); });
+  counters_.forgotten_keys += host_.forget_all();
+  (void)disk_.forget_all();
+  (void)disk_.take_freed();
+  committed_.clear();
+  for (auto& keys : waiting_) keys.clear();
+}
+
+void Directory::want_on_disk(const std::vector<Entry*>& entries) {
+  for (Entry* entry : disk_open() ? entries : std::vector<Entry*>{}) {
+    if (entry->wanted_on_disk || disk_.find(entry->group, entry->key.view())) continue;
+    std::deque<std::string>& keys = waiting_[entry->group];
+    if (keys.size() >= kMostWaiting) {
+      ++counters_.undemoted_keys;
+      continue;
+    }
+    entry->wanted_on_disk = true;
+    keys.emplace_back(entry->key.view());
   }
 }
 

@@ -1,32 +1,39 @@
-// Who knows keys: key -> host slot, readers, jobs, budgets. No CUDA, no tensors, no I/O, never blocks.
+// Who knows keys: key -> host slot and disk slot, readers, jobs, budgets. No CUDA, no tensors, no I/O, never blocks.
 //
-// Per key: absent, filling, ready; a count of owners (jobs and holds). A ready slot with readers may be read by more;
-// it is never evicted or refilled. A dead entry (reset, failed, forgotten) is out of the map at once; its slot is freed
-// when its last owner is gone. All calls take one internal mutex. A group that does not exist is a miss.
+// Two tiers (tier.h); jobs that fill slots of one and read slots of the other; holds on host slots. Everything about
+// the disk that a manifest must hear of in order is collected here and taken by take_disk_events(): slots whose record
+// counts no longer, before anything may write there, and records that are complete on every rank. All calls take one
+// internal mutex. A group that does not exist is a miss.
 #pragma once
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <mutex>
-#include <span>
-#include <string_view>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "base/status.h"
-#include "layout/extents.h"
-#include "ledger/entry_list.h"
-#include "ledger/key_table.h"
-#include "ledger/slot_pool.h"
+#include "ledger/tier.h"
 
 namespace kvo {
 
-enum class JobKind { store, load };
+enum class JobKind { store, load, demote, promote };
+enum class Admission { all, second_touch };  // to the disk: every key that is stored, or those that are asked for again
 
 struct PlannedJob {
-  std::int64_t id = 0;                 // 0: nothing to do
-  std::vector<std::int64_t> accepted;  // store: indexes into the given keys that got a slot; load: all
-  std::vector<std::int64_t> slots;     // one per accepted key
+  std::int64_t id = 0;                   // 0: nothing to do
+  std::vector<std::int64_t> accepted;    // store, promote: indexes into the given keys that are moved; load: all
+  std::vector<std::int64_t> slots;       // in host memory, one per key moved
+  std::vector<std::int64_t> disk_slots;  // demote, promote: likewise
+  std::vector<std::string> keys;         // demote: what is moved
+  std::int64_t sequence = 0;             // demote: of the first key; the others follow
+};
+
+struct Report {
+  std::int64_t job;
+  bool ok;
+  std::vector<std::int64_t> failed;  // positions of keys that failed in a job that is ok but for them
 };
 
 struct FinishedJob {
@@ -36,14 +43,27 @@ struct FinishedJob {
   bool late;  // it had been given up by expire() before
 };
 
+struct Record {  // of a key on disk
+  SlotName name;
+  std::string key;
+  std::int64_t sequence;
+};
+
+struct DiskEvents {
+  std::vector<SlotName> freed;    // to be noted before any plan made since is sent
+  std::vector<Record> committed;  // to be noted after `freed`
+};
+
 struct DirectoryCounters {
-  std::int64_t lookup_keys = 0, hit_keys = 0;
+  std::int64_t lookup_keys = 0, hit_keys = 0, disk_hit_keys = 0;
   std::int64_t accepted_keys = 0;  // got a slot in plan_store
   std::int64_t skipped_keys = 0;   // plan_store: there already, or twice in one call
   std::int64_t dropped_keys = 0;   // plan_store: no slot to be had, or the tier is off; or the job was abandoned
-  std::int64_t stored_keys = 0;    // became ready
-  std::int64_t evicted_keys = 0, failed_keys = 0, forgotten_keys = 0;
-  std::int64_t store_jobs = 0, load_jobs = 0, failed_jobs = 0, expired_jobs = 0, abandoned_jobs = 0;
+  std::int64_t stored_keys = 0, promoted_keys = 0, demoted_keys = 0;  // became ready that way
+  std::int64_t undemoted_keys = 0;  // were to go to disk and did not: no slot, too many waiting, gone meanwhile
+  std::int64_t evicted_keys = 0, disk_evicted_keys = 0, failed_keys = 0, forgotten_keys = 0;
+  std::int64_t store_jobs = 0, load_jobs = 0, demote_jobs = 0, promote_jobs = 0;
+  std::int64_t failed_jobs = 0, expired_jobs = 0, abandoned_jobs = 0;
   std::int64_t late_reports = 0, unknown_reports = 0;  // unknown: no such job in flight, or this rank said so before
 };
 
@@ -52,35 +72,52 @@ struct GroupStats {
   std::int64_t slot_bytes = 0, ready_keys = 0, filling_keys = 0;
 };
 
+struct TierStats {
+  std::vector<GroupStats> groups;
+  std::int64_t ready_bytes = 0, used_bytes = 0, quarantined_bytes = 0, free_extents = 0;
+  bool serving = false, off = false;
+};
+
 struct DirectoryStats {
   DirectoryCounters counters;
-  std::vector<GroupStats> groups;
-  std::int64_t epoch = 0, ready_bytes = 0, used_bytes = 0, quarantined_bytes = 0, free_extents = 0;
-  std::int64_t jobs_in_flight = 0, given_up_jobs = 0, holds = 0;
-  bool serving = false, tier_off = false;
+  TierStats host, disk;
+  std::int64_t epoch = 0, jobs_in_flight = 0, given_up_jobs = 0, holds = 0, waiting_for_disk_keys = 0;
 };
 
 class Directory {
  public:
-  using Keys = std::span<const std::string_view>;
+  using Keys = kvo::Keys;
 
-  explicit Directory(int ranks) : ranks_(ranks) {}
+  explicit Directory(int ranks, Admission admission = Admission::all) : ranks_(ranks), admission_(admission) {}
   Directory(const Directory&) = delete;
 
   // Everything is a miss until open(). Once; `host_bytes` is the whole tier, of which grow() says how much is ready.
-  Status open(std::int64_t host_bytes, std::vector<std::int64_t> slot_bytes);
+  Status open(std::int64_t host_bytes, const std::vector<std::int64_t>& slot_bytes);
   void grow(std::int64_t ready_bytes);
+  // After open(), before the first plan. All of the disk is ready at once.
+  Status open_disk(std::int64_t disk_bytes, std::int64_t epoch, std::int64_t next_sequence);
+  bool restore(const Record& record);  // what a manifest knows; false: it cannot be true here
 
-  std::int64_t lookup(int group, Keys keys);                   // leading ready keys; they become the most recently used
-  std::vector<EntryState> states(int group, Keys keys) const;  // free = absent
+  struct Hits {
+    std::int64_t host = 0;  // leading keys ready in host memory
+    std::int64_t disk = 0;  // how many more after them are in one of the tiers: a prefetch makes them host hits
+  };
+  Hits lookup(int group, Keys keys);  // hits become the most recently used
+  std::vector<EntryState> states(int group, Keys keys, bool on_disk = false) const;  // free = absent
   PlannedJob plan_store(int group, Keys keys, double deadline_seconds);
   PlannedJob plan_load(int group, Keys keys, double deadline_seconds);
+  // Of the leading keys that are in one of the tiers, those that host memory neither has nor is getting.
+  PlannedJob plan_promote(int group, Keys keys, double deadline_seconds);
+  // Up to `most` keys that are admitted to the disk and not there, in the order of admission.
+  PlannedJob plan_demote(int group, std::int64_t most, double deadline_seconds);
+  DiskEvents take_disk_events();
+
   std::pair<std::int64_t, std::int64_t> hold(int group, Keys keys);  // {hold, leading ready keys held}
   void release(std::int64_t hold);                                   // again, or one that never was: nothing
   std::int64_t forget(int group, Keys keys);
   void reset();
 
-  std::vector<FinishedJob> report(int rank, std::span<const std::pair<std::int64_t, bool>> results);
+  std::vector<FinishedJob> report(int rank, const std::vector<Report>& reports);
   std::vector<FinishedJob> expire(double now_seconds);
   Status abandon(std::int64_t job);
 
@@ -89,45 +126,36 @@ class Directory {
   Status check() const;  // recounts everything; invalid names the first broken invariant
 
  private:
-  struct Group {
-    KeyTable map;
-    EntryList lru;  // ready entries without owners, least recently used first
-    std::int64_t ready_keys = 0;
-  };
   struct Job {
     JobKind kind;
-    std::vector<Entry*> entries;  // each has this job as one owner
-    std::vector<bool> reported;   // per rank
+    std::vector<Entry*> reads, fills;  // each has this job as one owner; by position of the key, where there are both
+    std::int64_t sequence;             // demote
+    std::vector<bool> reported;        // per rank
     int ranks_left;
     double deadline_seconds;
     bool failed = false, given_up = false;
   };
 
-  bool serves(int group) const;
-  bool over_quarantine() const;
-  std::vector<Entry*> leading_ready(int group, Keys keys) const;
-  void touch(const std::vector<Entry*>& entries);
-  Entry* take_slot(int group);
-  void own(Entry* entry);
-  void disown(Entry* entry);
-  void drop(Entry* entry);
-  void bury(Entry* entry);
-  std::int64_t drop_all(const std::vector<Entry*>& entries);
-  std::int64_t add_job(JobKind kind, std::vector<Entry*> entries, double deadline_seconds);
+  bool disk_open() const { return disk_.pool().groups() > 0; }
+  Tier& read_from(JobKind kind) { return kind == JobKind::promote ? disk_ : host_; }
+  Tier& filled_by(JobKind kind) { return kind == JobKind::demote ? disk_ : host_; }
+  void want_on_disk(const std::vector<Entry*>& entries);
+  std::int64_t add_job(Job job);
+  void fail(Job& job, const Report& report);
   FinishedJob finish(std::int64_t id, Job& job);
   void release_job(Job& job);
-  Status check_group(int group) const;
-  Status check_owners() const;
+  Status check_owners(const Tier& tier) const;
 
   const int ranks_;
+  const Admission admission_;
   mutable std::mutex mutex_;
-  SlotPool pool_;
-  std::vector<Group> groups_;
+  Tier host_{"host", /*recorded=*/false}, disk_{"disk_size", /*recorded=*/true};
   std::map<std::int64_t, Job> jobs_;  // by id, which is the order of planning
   std::unordered_map<std::int64_t, std::vector<Entry*>> holds_;
+  std::vector<std::deque<std::string>> waiting_;  // per group: keys admitted to the disk
+  std::vector<Record> committed_;
   std::int64_t last_id_ = 0;  // of jobs and holds
-  std::uint32_t store_calls_ = 0;
-  std::int64_t epoch_ = 0;
+  std::int64_t epoch_ = 0, next_sequence_ = 1;
   DirectoryCounters counters_;
 };
 

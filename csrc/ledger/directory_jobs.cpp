@@ -1,21 +1,23 @@
 // A job's life: planned, reported by every rank (or given up at its deadline and reported later, or never sent).
+#include <algorithm>
 #include <string>
 
 #include "ledger/directory.h"
 
 namespace kvo {
 
-std::int64_t Directory::add_job(JobKind kind, std::vector<Entry*> entries, double deadline_seconds) {
-  jobs_.emplace(++last_id_, Job{kind, std::move(entries), std::vector<bool>(static_cast<std::size_t>(ranks_)), ranks_,
-                                deadline_seconds});
+std::int64_t Directory::add_job(Job job) {
+  job.reported.resize(static_cast<std::size_t>(ranks_));
+  job.ranks_left = ranks_;
+  jobs_.emplace(++last_id_, std::move(job));
   return last_id_;
 }
 
-std::vector<FinishedJob> Directory::report(int rank, std::span<const std::pair<std::int64_t, bool>> results) {
+std::vector<FinishedJob> Directory::report(int rank, const std::vector<Report>& reports) {
   std::lock_guard lock(mutex_);
   std::vector<FinishedJob> finished;
-  for (const auto& [id, ok] : results) {
-    const auto found = jobs_.find(id);
+  for (const Report& report : reports) {
+    const auto found = jobs_.find(report.job);
     if (found == jobs_.end() || rank < 0 || rank >= ranks_ || found->second.reported[rank]) {
       ++counters_.unknown_reports;
       continue;
@@ -24,47 +26,81 @@ std::vector<FinishedJob> Directory::report(int rank, std::span<const std::pair<s
     job.reported[rank] = true;
     --job.ranks_left;
     if (job.given_up) ++counters_.late_reports;
-    if (!ok) {  // a miss at once; the slots wait for the other ranks
-      job.failed = true;
-      counters_.failed_keys += drop_all(job.entries);
-    }
+    fail(job, report);
     if (job.ranks_left > 0) continue;
-    finished.push_back(finish(id, job));
+    finished.push_back(finish(report.job, job));
     jobs_.erase(found);
   }
   return finished;
 }
 
+// What failed is a miss at once; the slots wait for the other ranks. A load or promotion that failed also says that
+// what it read cannot be trusted; a demotion that failed leaves host memory as it was.
+void Directory::fail(Job& job, const Report& report) {
+  const auto drop = [&](const std::vector<Entry*>& fills, const std::vector<Entry*>& reads) {
+    const std::int64_t filled = filled_by(job.kind).drop_all(fills);
+    const std::int64_t read = job.kind == JobKind::demote ? 0 : read_from(job.kind).drop_all(reads);
+    counters_.failed_keys += std::max(filled, read);
+  };
+  if (!report.ok) {
+    job.failed = true;
+    drop(job.fills, job.reads);
+    return;
+  }
+  for (const std::int64_t position : report.failed) {
+    const auto at = [&](const std::vector<Entry*>& entries) {
+      const bool has = position >= 0 && position < static_cast<std::int64_t>(entries.size());
+      return has ? std::vector<Entry*>{entries[position]} : std::vector<Entry*>{};
+    };
+    drop(at(job.fills), at(job.reads));
+  }
+}
+
 FinishedJob Directory::finish(std::int64_t id, Job& job) {
   const bool ok = !job.failed && !job.given_up;
   if (!ok && !job.given_up) ++counters_.failed_jobs;
-  if (job.kind == JobKind::store && ok) {
-    for (Entry* entry : job.entries) {
-      if (entry->state != EntryState::filling) continue;  // forgotten meanwhile, or of an old epoch
-      entry->state = EntryState::ready;
-      ++groups_[entry->group].ready_keys;
-      ++counters_.stored_keys;
-    }
+  std::vector<Entry*> ready;
+  for (std::size_t i = 0; ok && i < job.fills.size(); ++i) {
+    Entry* entry = job.fills[i];
+    if (entry->state != EntryState::filling) continue;  // forgotten or failed meanwhile, or of an old epoch
+    filled_by(job.kind).make_ready(entry);
+    ready.push_back(entry);
+    if (job.kind == JobKind::demote)
+      committed_.push_back(
+          {{entry->group, entry->slot}, std::string(entry->key.view()), job.sequence + static_cast<std::int64_t>(i)});
   }
+  std::int64_t& count = job.kind == JobKind::store     ? counters_.stored_keys
+                        : job.kind == JobKind::promote ? counters_.promoted_keys
+                                                       : counters_.demoted_keys;
+  count += static_cast<std::int64_t>(ready.size());
+  if (job.kind == JobKind::store && admission_ == Admission::all) want_on_disk(ready);
   release_job(job);
   return {id, job.kind, ok, job.given_up};
 }
 
 void Directory::release_job(Job& job) {
-  for (auto entry = job.entries.rbegin(); entry != job.entries.rend(); ++entry) {
-    if (job.given_up) pool_.end_quarantine(*entry);
-    disown(*entry);
-  }
+  const auto release = [&](Tier& tier, const std::vector<Entry*>& entries) {
+    for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
+      if (job.given_up) tier.end_quarantine(*entry);
+      tier.disown(*entry);
+    }
+  };
+  release(filled_by(job.kind), job.fills);
+  release(read_from(job.kind), job.reads);
 }
 
+// A load's keys are dropped with it: their readers may hang in the copy. What a promotion reads on disk, and a demotion
+// in host memory, is as good as before.
 std::vector<FinishedJob> Directory::expire(double now_seconds) {
   std::lock_guard lock(mutex_);
   std::vector<FinishedJob> finished;
   for (auto& [id, job] : jobs_) {
     if (job.given_up || job.deadline_seconds > now_seconds) continue;
     job.given_up = true;
-    counters_.failed_keys += drop_all(job.entries);
-    for (Entry* entry : job.entries) pool_.quarantine(entry);
+    counters_.failed_keys += filled_by(job.kind).drop_all(job.fills);
+    if (job.kind == JobKind::load) counters_.failed_keys += host_.drop_all(job.reads);
+    for (Entry* entry : job.fills) filled_by(job.kind).quarantine(entry);
+    for (Entry* entry : job.reads) read_from(job.kind).quarantine(entry);
     ++counters_.failed_jobs;
     ++counters_.expired_jobs;
     finished.push_back({id, job.kind, false, false});
@@ -81,7 +117,8 @@ Status Directory::abandon(std::int64_t id) {
     return {Code::invalid, "job " + std::to_string(id) + " was sent: " + std::to_string(ranks_ - job.ranks_left) +
                                " of " + std::to_string(ranks_) + " ranks have reported it, wait for the others"};
   }
-  if (job.kind == JobKind::store) counters_.dropped_keys += drop_all(job.entries);
+  const std::int64_t dropped = filled_by(job.kind).drop_all(job.fills);
+  (job.kind == JobKind::demote ? counters_.undemoted_keys : counters_.dropped_keys) += dropped;
   ++counters_.abandoned_jobs;
   release_job(job);
   jobs_.erase(found);

@@ -24,6 +24,7 @@ struct Entry {
   std::uint32_t touched_by = 0;    // the plan_store call that found this key ready
   std::int16_t group = 0;
   EntryState state = EntryState::free;
+  bool wanted_on_disk = false;  // host: it waits to be demoted
   Key key;
 };
 

@@ -67,13 +67,25 @@ Entry* SlotPool::take(int group) {
     if (found == unlent_.end()) return nullptr;
     lend(*found, group);
   }
-  const int index = *with_free_[group].begin();
+  Extent& extent = extents_[*with_free_[group].begin()];
+  return use(extent, extent.free.front());
+}
+
+Entry* SlotPool::claim(int group, std::int64_t slot) {
+  const std::int64_t per_extent = plan_.slots_per_extent(group), index = slot / per_extent;
+  if (slot < 0 || index >= static_cast<std::int64_t>(extents_.size())) return nullptr;
   Extent& extent = extents_[index];
-  Entry* entry = extent.free.front();
+  if (extent.group < 0) lend(static_cast<int>(index), group);
+  if (extent.group != group || slot % per_extent >= extent.usable) return nullptr;
+  Entry* entry = &extent.entries[slot % per_extent];
+  return entry->state == EntryState::free ? use(extent, entry) : nullptr;
+}
+
+Entry* SlotPool::use(Extent& extent, Entry* entry) {
   extent.free.remove(entry);
-  if (extent.free.empty()) with_free_[group].erase(index);
+  if (extent.free.empty()) with_free_[entry->group].erase(static_cast<int>(&extent - extents_.data()));
   ++extent.used;
-  --counts_[group].free;
+  --counts_[entry->group].free;
   return entry;
 }
 
@@ -81,6 +93,7 @@ void SlotPool::give(Entry* entry) {
   Extent& extent = extent_of(entry);
   entry->key.clear();
   entry->state = EntryState::free;
+  entry->wanted_on_disk = false;
   extent.free.push_front(entry);
   with_free_[entry->group].insert(static_cast<int>(&extent - extents_.data()));
   --extent.used;

@@ -34,6 +34,8 @@ class SlotPool {
 
   // A free slot of `group`, from a free extent if none of its own has one; null when there is neither.
   Entry* take(int group);
+  // This very slot, if it exists and is free; its extent is lent to `group` if it was to nobody. Null otherwise.
+  Entry* claim(int group, std::int64_t slot);
   // The entry has no owners and no key any more: its slot is free again.
   void give(Entry* entry);
 
@@ -58,6 +60,7 @@ class SlotPool {
 
  private:
   Extent& extent_of(const Entry* entry) { return extents_[plan_.extent_of(entry->group, entry->slot)]; }
+  Entry* use(Extent& extent, Entry* entry);
   void add_slots(int extent);  // those that became usable since last time
 
   ExtentPlan plan_;

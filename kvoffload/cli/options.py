@@ -79,6 +79,6 @@ def check_files(json_file: Path | None, plot: Path | None) -> None:
         if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
             raise InvalidInput(f"{option} is {str(file)!r}; it must be a file in a folder that exists")
     if plot is not None:
-        check_matplotlib()
         if plot.suffix not in (".png", ".svg", ".pdf"):
             raise InvalidInput(f"plot is {str(plot)!r}; it must end in .png, .svg or .pdf")
+        check_matplotlib()

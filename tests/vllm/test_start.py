@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed; `make test-vllm` inst
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec  # noqa: E402
 
 from kvoffload.errors import InvalidInput, Unsupported, UnsupportedLayout  # noqa: E402
+from kvoffload.mover import Mover  # noqa: E402
 from kvoffload.vllm import start, support  # noqa: E402
 from kvoffload.vllm.groups import make_groups  # noqa: E402
 from kvoffload.vllm.options import Options  # noqa: E402
@@ -60,6 +62,9 @@ def vllm_config(**changes: Any) -> Any:
         ({"host": "1GiB", "blocks_per_chunk": 1.5}, "'blocks_per_chunk' is 1.5"),
         ({"host": "1GiB", "deadline_seconds": -1}, "'deadline_seconds' is -1"),
         ({"host": "1GiB", "deadline_seconds": float("inf")}, "'deadline_seconds' is inf"),
+        ({"host": "1GiB", "path": "kernels"}, "path is 'kernels'; did you mean 'kernel'"),
+        ({"host": "1GiB", "ring": "1GiB"}, "ring is '1GiB'; allowed: 32 MiB to 256 MiB"),
+        ({"host": "1GiB", "calibrate": "false"}, "calibrate is 'false'; allowed: true or false"),
     ],
 )
 def test_bad_options_are_named(given: dict[str, Any], message: str) -> None:
@@ -69,6 +74,28 @@ def test_bad_options_are_named(given: dict[str, Any], message: str) -> None:
 
 def test_options() -> None:
     assert Options.parse({"host": 2**30, "blocks_per_chunk": 4, "deadline_seconds": 5}) == Options(2**30, 4, 5.0)
+    given = {"host": 2**30, "path": "staged", "ring": "64MiB", "calibrate": False}
+    assert Options.parse(given) == Options(2**30, path="staged", ring=64 << 20, calibrate=False)
+    assert Options.parse({"host": 2**30, "ring": 0}).ring == 0
+
+
+def test_the_start_line_says_where_the_paths_come_from_and_what_the_ring_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(start.logger, "info", lambda text, *values: lines.append(text % values))
+    tensors = {"layer 0.0": torch.zeros(BLOCKS, HEADS, TOKENS, 2 * DIM, dtype=torch.float16)}
+    groups = kv_cache_config(full_attention(), layers=1)
+    with Mover(layout_of(tensors, groups, 1), host="16MiB", ring="64MiB") as mover:
+        first = mover.hello()
+    paths = "read from paths-0.json, calibrated 2026-11-30: store staged at every size; load dma at every size"
+    hellos = [replace(first, paths=paths), replace(first, rank=1, paths=paths)]
+    half: Any = SimpleNamespace(groups=make_groups(groups, [1], tokens_per_hash=TOKENS))
+    start.log_start_line(hellos, half, Options(2**30), vllm_config())
+    hellos[1] = replace(hellos[1], ring_bytes=0, paths="built in: the GPU said no")
+    start.log_start_line(hellos, half, Options(2**30), vllm_config())
+    assert lines[0].endswith(f"; ring of 64.00 MiB on each device, paths {paths}")
+    assert lines[1].endswith(
+        f"; ring of 0.00 MiB | 64.00 MiB on each device, paths built in: the GPU said no | {paths}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,7 @@ struct Keys {
 };
 
 std::vector<FinishedJob> report(Directory& directory, int rank, std::int64_t job, bool ok = true) {
-  const std::vector<std::pair<std::int64_t, bool>> results{{job, ok}};
-  return directory.report(rank, results);
+  return directory.report(rank, {{job, ok, {}}});
 }
 
 std::vector<std::int64_t> store(Directory& directory, const Keys& keys, int group = 0) {
@@ -48,10 +47,10 @@ struct OneRank : testing::Test {
 
 TEST_F(OneRank, MissesUntilOpened) {
   Directory closed(1);
-  EXPECT_EQ(closed.lookup(0, Keys(0, 3)), 0);
+  EXPECT_EQ(closed.lookup(0, Keys(0, 3)).host, 0);
   EXPECT_EQ(closed.plan_store(0, Keys(0, 3), 1.0).id, 0);
   EXPECT_EQ(closed.stats().counters.dropped_keys, 3);
-  EXPECT_FALSE(closed.stats().serving);
+  EXPECT_FALSE(closed.stats().host.serving);
 }
 
 TEST_F(OneRank, RefusesATierWithoutRoomForEachGroup) {
@@ -65,21 +64,21 @@ TEST_F(OneRank, RefusesATierWithoutRoomForEachGroup) {
 TEST_F(OneRank, VisibleOnlyWhenReported) {
   const PlannedJob job = directory->plan_store(0, Keys(0, 4), 10.0);
   EXPECT_EQ(job.slots, (std::vector<std::int64_t>{0, 1, 2, 3}));
-  EXPECT_EQ(directory->lookup(0, Keys(0, 4)), 0);
+  EXPECT_EQ(directory->lookup(0, Keys(0, 4)).host, 0);
   EXPECT_EQ(directory->states(0, Keys(0, 1))[0], EntryState::filling);
   const auto finished = report(*directory, 0, job.id);
   ASSERT_EQ(finished.size(), 1u);
   EXPECT_TRUE(finished[0].ok);
-  EXPECT_EQ(directory->lookup(0, Keys(0, 5)), 4);
+  EXPECT_EQ(directory->lookup(0, Keys(0, 5)).host, 4);
 }
 
 TEST_F(OneRank, EvictsLeastRecentlyUsedEndOfPrefixFirst) {
   store(*directory, Keys(0, 4));
   store(*directory, Keys(4, 8));
-  EXPECT_EQ(directory->lookup(0, Keys(0, 4)), 4);
+  EXPECT_EQ(directory->lookup(0, Keys(0, 4)).host, 4);
   store(*directory, Keys(8, 11));  // key 7, 6, 5 go: the end of the prefix that was not looked up
-  EXPECT_EQ(directory->lookup(0, Keys(4, 8)), 1);
-  EXPECT_EQ(directory->lookup(0, Keys(0, 4)), 4);
+  EXPECT_EQ(directory->lookup(0, Keys(4, 8)).host, 1);
+  EXPECT_EQ(directory->lookup(0, Keys(0, 4)).host, 4);
   EXPECT_EQ(directory->stats().counters.evicted_keys, 3);
 }
 
@@ -93,7 +92,7 @@ TEST_F(OneRank, NeverEvictsFillingReadHeldOrTouched) {
   EXPECT_EQ(job.accepted, (std::vector<std::int64_t>{3}));
   EXPECT_EQ(directory->stats().counters.dropped_keys, 4);
   EXPECT_EQ(directory->stats().counters.evicted_keys, 0);
-  EXPECT_EQ(directory->lookup(0, Keys(0, 6)), 6);
+  EXPECT_EQ(directory->lookup(0, Keys(0, 6)).host, 6);
 
   directory->release(hold);
   directory->release(hold);  // idempotent
@@ -113,11 +112,11 @@ TEST_F(OneRank, FailedLoadDropsItsKeysAndFreesAfterTheLastReader) {
   const PlannedJob first = directory->plan_load(0, Keys(0, 1), 10.0);
   const PlannedJob second = directory->plan_load(0, Keys(0, 1), 10.0);
   EXPECT_FALSE(report(*directory, 0, first.id, false)[0].ok);
-  EXPECT_EQ(directory->lookup(0, Keys(0, 1)), 0);
-  EXPECT_EQ(directory->stats().groups[0].slots.free, 7);
+  EXPECT_EQ(directory->lookup(0, Keys(0, 1)).host, 0);
+  EXPECT_EQ(directory->stats().host.groups[0].slots.free, 7);
   EXPECT_NE(directory->plan_store(0, Keys(0, 1), 10.0).slots, slots);  // anew, elsewhere
   report(*directory, 0, second.id);
-  EXPECT_EQ(directory->stats().groups[0].slots.free, 7);
+  EXPECT_EQ(directory->stats().host.groups[0].slots.free, 7);
 }
 
 TEST_F(OneRank, ResetMakesOldStoresInvisibleForEver) {
@@ -126,18 +125,18 @@ TEST_F(OneRank, ResetMakesOldStoresInvisibleForEver) {
   const PlannedJob young = directory->plan_store(0, Keys(0, 2), 10.0);
   EXPECT_NE(old.slots, young.slots);
   report(*directory, 0, old.id);
-  EXPECT_EQ(directory->lookup(0, Keys(0, 2)), 0);
+  EXPECT_EQ(directory->lookup(0, Keys(0, 2)).host, 0);
   report(*directory, 0, young.id);
-  EXPECT_EQ(directory->lookup(0, Keys(0, 2)), 2);
-  EXPECT_EQ(directory->stats().groups[0].slots.free, 6);
+  EXPECT_EQ(directory->lookup(0, Keys(0, 2)).host, 2);
+  EXPECT_EQ(directory->stats().host.groups[0].slots.free, 6);
 }
 
 TEST_F(OneRank, AbandonUndoesBothKinds) {
   store(*directory, Keys(0, 1));
   EXPECT_TRUE(directory->abandon(directory->plan_store(0, Keys(1, 3), 10.0).id).ok());
   EXPECT_TRUE(directory->abandon(directory->plan_load(0, Keys(0, 1), 10.0).id).ok());
-  EXPECT_EQ(directory->lookup(0, Keys(0, 1)), 1);
-  EXPECT_EQ(directory->stats().groups[0].slots.free, 7);
+  EXPECT_EQ(directory->lookup(0, Keys(0, 1)).host, 1);
+  EXPECT_EQ(directory->stats().host.groups[0].slots.free, 7);
   EXPECT_EQ(directory->stats().counters.dropped_keys, 2);
   EXPECT_EQ(directory->abandon(99).code(), Code::invalid);
 }
@@ -147,10 +146,10 @@ TEST_F(OneRank, TwoRanksMustBothReport) {
   const PlannedJob job = directory->plan_store(0, Keys(0, 2), 10.0);
   EXPECT_TRUE(report(*directory, 1, job.id).empty());
   EXPECT_TRUE(report(*directory, 1, job.id).empty());  // twice: ignored
-  EXPECT_EQ(directory->lookup(0, Keys(0, 2)), 0);
+  EXPECT_EQ(directory->lookup(0, Keys(0, 2)).host, 0);
   EXPECT_EQ(directory->abandon(job.id).code(), Code::invalid);
   EXPECT_EQ(report(*directory, 0, job.id).size(), 1u);
-  EXPECT_EQ(directory->lookup(0, Keys(0, 2)), 2);
+  EXPECT_EQ(directory->lookup(0, Keys(0, 2)).host, 2);
   EXPECT_EQ(directory->stats().counters.unknown_reports, 1);
 }
 
@@ -159,10 +158,10 @@ TEST_F(OneRank, FailureOnOneRankIsAMissAtOnceAndFreesWhenAllReported) {
   const PlannedJob job = directory->plan_store(0, Keys(0, 2), 10.0);
   EXPECT_TRUE(report(*directory, 0, job.id, false).empty());
   EXPECT_EQ(directory->states(0, Keys(0, 1))[0], EntryState::free);
-  EXPECT_EQ(directory->stats().groups[0].slots.free, 6);
+  EXPECT_EQ(directory->stats().host.groups[0].slots.free, 6);
   EXPECT_FALSE(report(*directory, 1, job.id)[0].ok);
-  EXPECT_EQ(directory->stats().groups[0].slots.free, 8);
-  EXPECT_EQ(directory->lookup(0, Keys(0, 2)), 0);
+  EXPECT_EQ(directory->stats().host.groups[0].slots.free, 8);
+  EXPECT_EQ(directory->lookup(0, Keys(0, 2)).host, 0);
 }
 
 TEST_F(OneRank, DeadlineQuarantinesAndLateReportsFree) {
@@ -173,8 +172,8 @@ TEST_F(OneRank, DeadlineQuarantinesAndLateReportsFree) {
   ASSERT_EQ(given_up.size(), 1u);
   EXPECT_FALSE(given_up[0].ok || given_up[0].late);
   EXPECT_TRUE(directory->expire(11.0).empty());
-  EXPECT_EQ(directory->stats().groups[0].slots.quarantined, 2);
-  EXPECT_EQ(directory->stats().groups[0].slots.used(), 0);
+  EXPECT_EQ(directory->stats().host.groups[0].slots.quarantined, 2);
+  EXPECT_EQ(directory->stats().host.groups[0].slots.used(), 0);
 
   const PlannedJob again = directory->plan_store(0, Keys(0, 2), 99.0);
   EXPECT_EQ(again.slots, (std::vector<std::int64_t>{2, 3}));
@@ -183,7 +182,7 @@ TEST_F(OneRank, DeadlineQuarantinesAndLateReportsFree) {
   ASSERT_EQ(late.size(), 1u);
   EXPECT_TRUE(late[0].late && !late[0].ok);
   EXPECT_EQ(directory->states(0, Keys(0, 1))[0], EntryState::filling);  // the new store's, not resurrected
-  EXPECT_EQ(directory->stats().groups[0].slots.quarantined, 0);
+  EXPECT_EQ(directory->stats().host.groups[0].slots.quarantined, 0);
   EXPECT_EQ(directory->stats().counters.late_reports, 2);
 }
 
@@ -194,16 +193,16 @@ TEST_F(OneRank, TierIsOffAboveFivePercentQuarantined) {
   const PlannedJob one = directory->plan_store(0, Keys(5, 6), 11.0);
   directory->expire(10.0);
   EXPECT_FALSE(directory->tier_off());
-  EXPECT_EQ(directory->lookup(0, Keys(50, 60)), 10);
+  EXPECT_EQ(directory->lookup(0, Keys(50, 60)).host, 10);
   directory->expire(11.0);
   EXPECT_TRUE(directory->tier_off());
-  EXPECT_EQ(directory->lookup(0, Keys(50, 60)), 0);
+  EXPECT_EQ(directory->lookup(0, Keys(50, 60)).host, 0);
   EXPECT_EQ(directory->plan_load(0, Keys(50, 60), 99.0).id, 0);
   EXPECT_EQ(directory->hold(0, Keys(50, 60)).second, 0);
   EXPECT_EQ(directory->plan_store(0, Keys(70, 72), 99.0).id, 0);
   EXPECT_EQ(directory->stats().counters.dropped_keys, 2);
   report(*directory, 0, one.id);
-  EXPECT_EQ(directory->lookup(0, Keys(50, 60)), 10);
+  EXPECT_EQ(directory->lookup(0, Keys(50, 60)).host, 10);
   report(*directory, 0, five.id);
 }
 
@@ -216,7 +215,7 @@ TEST_F(OneRank, CapacityGrowsByReadyBytes) {
   growing.grow(2 * kSlot);  // never less
   growing.grow(5 * kSlot);
   EXPECT_EQ(growing.plan_store(0, Keys(3, 9), 10.0).slots, (std::vector<std::int64_t>{3, 4}));
-  EXPECT_EQ(growing.stats().groups[0].slots.capacity, 5);
+  EXPECT_EQ(growing.stats().host.groups[0].slots.capacity, 5);
   EXPECT_EQ(growing.check().message(), "");
 }
 
@@ -228,7 +227,7 @@ TEST_F(OneRank, ExtentsMoveFromTheRichestGroup) {
   two.grow(bytes);
   store(two, Keys(0, 256), 0);
   const ExtentPlan plan = plan_extents(bytes, {kSlot, 2 * kSlot});
-  EXPECT_EQ(two.stats().free_extents, 0);
+  EXPECT_EQ(two.stats().host.free_extents, 0);
   const auto [hold, held] = two.hold(0, Keys(0, 250));
   EXPECT_EQ(held, 250);
   EXPECT_EQ(two.plan_store(1, Keys(0, 1), 10.0).id, 0) << "every extent has a held slot but part of the last";
@@ -236,7 +235,7 @@ TEST_F(OneRank, ExtentsMoveFromTheRichestGroup) {
   const PlannedJob job = two.plan_store(1, Keys(0, 1), 10.0);
   ASSERT_EQ(job.slots.size(), 1u);
   EXPECT_EQ(two.stats().counters.evicted_keys, plan.slots_per_extent(0));
-  EXPECT_EQ(two.stats().groups[0].slots.capacity, 256 - plan.slots_per_extent(0));
+  EXPECT_EQ(two.stats().host.groups[0].slots.capacity, 256 - plan.slots_per_extent(0));
   EXPECT_EQ(two.check().message(), "");
 }
 
@@ -261,7 +260,7 @@ TEST_F(OneRank, ThreadsDoNotBreakIt) {
   const DirectoryStats stats = directory->stats();
   EXPECT_EQ(stats.jobs_in_flight, 0);
   EXPECT_EQ(stats.holds, 0);
-  EXPECT_EQ(stats.groups[0].slots.used(), stats.groups[0].ready_keys);
+  EXPECT_EQ(stats.host.groups[0].slots.used(), stats.host.groups[0].ready_keys);
 }
 
 }  // namespace

@@ -1,0 +1,181 @@
+#include "ledger/tier.h"
+
+#include <algorithm>
+#include <string>
+
+namespace kvo {
+
+namespace {
+
+// A map never rehashes on the serving path up to this many keys (256 MiB of cells).
+constexpr std::int64_t kReservedKeys = 1 << 24;
+
+}  // namespace
+
+Status Tier::open(std::int64_t bytes, const std::vector<std::int64_t>& slot_bytes) {
+  const auto groups = static_cast<int>(slot_bytes.size());
+  const std::int64_t least = groups * *std::max_element(slot_bytes.begin(), slot_bytes.end());
+  if (bytes < least) {
+    return {Code::invalid, std::string(name_) + " = " + std::to_string(bytes) + " bytes: " + std::to_string(groups) +
+                               " KV group(s) with these slots need at least " + std::to_string(least) + ": raise " +
+                               name_ + ", or lower blocks_per_chunk"};
+  }
+  ExtentPlan plan = plan_extents(bytes, slot_bytes);
+  groups_.resize(static_cast<std::size_t>(groups));
+  for (int group = 0; group < groups; ++group) {
+    groups_[group].map.reserve(static_cast<std::size_t>(std::min(kReservedKeys, bytes / plan.slot_bytes[group])));
+  }
+  pool_.open(std::move(plan), bytes);
+  return {};
+}
+
+void Tier::grow(std::int64_t ready_bytes) {
+  if (!groups_.empty()) pool_.grow(ready_bytes);
+}
+
+bool Tier::serves(int group) const {
+  return group >= 0 && group < static_cast<int>(groups_.size()) && !over_quarantine();
+}
+
+// More than 5 % of the tier waits for ranks that do not report: something is badly wrong, so stop handing out more.
+bool Tier::over_quarantine() const { return pool_.quarantined_bytes() * 20 > pool_.ready_bytes(); }
+
+std::vector<Entry*> Tier::leading_ready(int group, Keys keys) const {
+  std::vector<Entry*> entries;
+  if (!serves(group)) return entries;
+  entries.reserve(keys.size());
+  for (std::size_t start = 0; start < keys.size(); start += KeyTable::kBatch) {
+    for (Entry* entry : find_many(group, keys.subspan(start))) {
+      if (!entry || entry->state != EntryState::ready) return entries;
+      entries.push_back(entry);
+    }
+  }
+  return entries;
+}
+
+// Last key first: a prefix without its start is worthless, so its end is evicted first.
+void Tier::touch(const std::vector<Entry*>& entries) {
+  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
+    if ((*entry)->owners == 0) groups_[(*entry)->group].lru.move_to_back(*entry);
+  }
+}
+
+void Tier::touch_in_round(Keys keys, int group) {
+  std::vector<Entry*> known;
+  for (std::size_t start = 0; start < keys.size(); start += KeyTable::kBatch) {
+    for (Entry* entry : find_many(group, keys.subspan(start))) {
+      if (!entry || entry->state != EntryState::ready) continue;
+      entry->touched_by = round_;
+      known.push_back(entry);
+    }
+  }
+  touch(known);
+}
+
+Entry* Tier::fill(int group, std::string_view key) {
+  Entry* entry = take_slot(group);
+  if (!entry) return nullptr;
+  entry->key = key;
+  entry->state = EntryState::filling;
+  groups_[group].map.insert(entry);
+  return entry;
+}
+
+// A free slot; else the least recently used key of the group goes; else an extent of the richest group is emptied.
+Entry* Tier::take_slot(int group) {
+  if (Entry* entry = pool_.take(group)) return entry;
+  // Keys touched in this round are the list's end: when the front is one of them, so are all others.
+  Entry* victim = groups_[group].lru.front();
+  if (victim && victim->touched_by != round_) {
+    drop(victim);
+    ++evicted_keys_;
+    return pool_.take(group);
+  }
+  const int index = pool_.extent_to_empty(group);
+  if (index < 0) return nullptr;
+  const SlotPool::Extent& extent = pool_.extents()[index];
+  for (std::int64_t i = 0; i < extent.usable; ++i) {
+    if (extent.entries[i].state == EntryState::free) continue;
+    drop(&extent.entries[i]);
+    ++evicted_keys_;
+  }
+  pool_.lend(index, group);
+  return pool_.take(group);
+}
+
+void Tier::make_ready(Entry* entry) {
+  entry->state = EntryState::ready;
+  ++groups_[entry->group].ready_keys;
+}
+
+bool Tier::restore(const SlotName& name, std::string_view key) {
+  if (name.group < 0 || name.group >= static_cast<int>(groups_.size()) || find(name.group, key)) return false;
+  Entry* entry = pool_.claim(name.group, name.slot);
+  if (!entry) return false;
+  entry->key = key;
+  groups_[name.group].map.insert(entry);
+  make_ready(entry);
+  list(entry);
+  return true;
+}
+
+void Tier::own(Entry* entry) {
+  if (entry->owners == 0 && entry->state == EntryState::ready) groups_[entry->group].lru.remove(entry);
+  pool_.add_owner(entry);
+}
+
+void Tier::disown(Entry* entry) {
+  pool_.remove_owner(entry);
+  if (entry->owners > 0) return;
+  if (entry->state == EntryState::dead) pool_.give(entry);
+  if (entry->state == EntryState::ready) list(entry);
+}
+
+void Tier::drop(Entry* entry) {
+  groups_[entry->group].map.erase(entry);
+  bury(entry);
+}
+
+void Tier::bury(Entry* entry) {
+  Group& group = groups_[entry->group];
+  if (entry->state == EntryState::ready) {
+    --group.ready_keys;
+    if (entry->owners == 0) group.lru.remove(entry);
+    if (recorded_) freed_.push_back({entry->group, entry->slot});
+  }
+  entry->state = EntryState::dead;
+  if (entry->owners == 0) pool_.give(entry);
+}
+
+std::int64_t Tier::drop_all(const std::vector<Entry*>& entries) {
+  std::int64_t dropped = 0;
+  for (Entry* entry : entries) {
+    if (entry->state == EntryState::dead) continue;
+    drop(entry);
+    ++dropped;
+  }
+  return dropped;
+}
+
+std::int64_t Tier::forget(int group, Keys keys) {
+  if (group < 0 || group >= static_cast<int>(groups_.size())) return 0;
+  std::int64_t forgotten = 0;
+  for (const std::string_view key : keys) {
+    Entry* entry = find(group, key);
+    if (!entry) continue;
+    drop(entry);
+    ++forgotten;
+  }
+  return forgotten;
+}
+
+std::int64_t Tier::forget_all() {
+  std::int64_t forgotten = 0;
+  for (Group& group : groups_) {
+    forgotten += static_cast<std::int64_t>(group.map.size());
+    group.map.clear([&](Entry* entry) { bury(entry); });
+  }
+  return forgotten;
+}
+
+}  // namespace kvo

@@ -1,0 +1,94 @@
+// The keys of one tier: which slot holds which key, what may be evicted and when a slot is free again. Host and disk
+// are two of these; what moves between them is the directory's matter.
+//
+// Per key: absent, filling, ready; a count of owners (jobs and holds). A ready slot with owners may be read by more; it
+// is never evicted or refilled. A dead entry (failed, forgotten, of an old epoch) is out of the map at once; its slot
+// is free when its last owner is gone. Not thread-safe: the directory's lock guards it.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "layout/extents.h"
+#include "ledger/entry_list.h"
+#include "ledger/key_table.h"
+#include "ledger/slot_pool.h"
+
+namespace kvo {
+
+using Keys = std::span<const std::string_view>;
+
+struct SlotName {
+  int group;
+  std::int64_t slot;
+  bool operator==(const SlotName&) const = default;
+};
+
+class Tier {
+ public:
+  struct Group {
+    KeyTable map;
+    EntryList lru;  // ready entries without owners, least recently used first
+    std::int64_t ready_keys = 0;
+  };
+
+  // `name` is for messages, and names the option that sets its size. `recorded`: slots whose ready key went are kept in
+  // freed(), for a manifest.
+  Tier(const char* name, bool recorded) : name_(name), recorded_(recorded) {}
+
+  Status open(std::int64_t bytes, const std::vector<std::int64_t>& slot_bytes);
+  void grow(std::int64_t ready_bytes);
+  bool serves(int group) const;
+  bool over_quarantine() const;
+
+  Entry* find(int group, std::string_view key) const { return groups_[group].map.find(key); }
+  KeyTable::Batch find_many(int group, Keys keys) const { return groups_[group].map.find_many(keys); }
+  std::vector<Entry*> leading_ready(int group, Keys keys) const;
+  void touch(const std::vector<Entry*>& entries);
+
+  // A call that takes slots starts a round: what it touches, and what it fills, it does not evict.
+  void begin_round() { ++round_; }
+  void touch_in_round(Keys keys, int group);
+  // A slot for `key`, which is filling from now on; null: nothing is free and nothing may go. The caller owns it next.
+  Entry* fill(int group, std::string_view key);
+  void make_ready(Entry* entry);
+  // A key that a manifest knows in this very slot. False: the slot is taken, does not exist, or the key is there
+  // already.
+  bool restore(const SlotName& name, std::string_view key);
+
+  void own(Entry* entry);
+  void disown(Entry* entry);
+  void quarantine(Entry* entry) { pool_.quarantine(entry); }
+  void end_quarantine(Entry* entry) { pool_.end_quarantine(entry); }
+  // From here on the key is a miss; the slot is free once nobody owns it.
+  void drop(Entry* entry);
+  std::int64_t drop_all(const std::vector<Entry*>& entries);  // how many were not dead yet
+  std::int64_t forget(int group, Keys keys);
+  std::int64_t forget_all();
+
+  std::int64_t evicted_keys() const { return evicted_keys_; }
+  std::vector<SlotName> take_freed() { return std::exchange(freed_, {}); }
+  const SlotPool& pool() const { return pool_; }
+  const std::vector<Group>& groups() const { return groups_; }
+  // Recounts everything; invalid names the first broken invariant.
+  Status check() const;
+
+ private:
+  Entry* take_slot(int group);
+  void list(Entry* entry) { groups_[entry->group].lru.push_back(entry); }
+  void bury(Entry* entry);
+  Status check_group(int group) const;
+
+  const char* const name_;
+  const bool recorded_;
+  SlotPool pool_;
+  std::vector<Group> groups_;
+  std::uint32_t round_ = 0;
+  std::int64_t evicted_keys_ = 0;
+  std::vector<SlotName> freed_;
+};
+
+}  // namespace kvo
