@@ -11,7 +11,7 @@ import numpy as np
 from kvoffload.config import check_options
 from kvoffload.errors import InvalidInput, MissingKey
 from kvoffload.layout import KVLayout
-from kvoffload.ledger import Ledger
+from kvoffload.ledger import Ledger, Policy
 from kvoffload.messages import Hit, Job, Results
 from kvoffload.mover import Ids, Mover
 from kvoffload.transfer import Transfer, TransferResult
@@ -19,7 +19,7 @@ from kvoffload.transfer import Transfer, TransferResult
 MOVER_OPTIONS = (
     "queue_depth", "path", "ring", "calibrate", "huge_pages", "background", "threads", "cgroup_root", "proc_root",
 )  # fmt: skip
-OPTIONS = ("host", "deadline_seconds", *MOVER_OPTIONS)
+OPTIONS = ("host", "deadline_seconds", "policy", *MOVER_OPTIONS)
 
 
 class KVCache:
@@ -27,7 +27,7 @@ class KVCache:
 
     A key is at least 16 bytes that name a chunk's content (`blocks_per_chunk` blocks of one group). `host` is the size
     of the host tier in bytes or as text; other options are `Mover`'s, and `deadline_seconds`, after which a transfer
-    that has not ended counts as failed. Any thread may call.
+    that has not ended counts as failed, and `policy`, by which keys go when the tier is full. Any thread may call.
 
     >>> import numpy as np, kvoffload as kv
     >>> tensor = np.arange(8 * 4096, dtype=np.uint16).reshape(8, 4096)
@@ -42,11 +42,14 @@ class KVCache:
     (2, True)
     """
 
-    def __init__(self, layout: KVLayout, host: int | str, *, deadline_seconds: float = 30.0, **options: Any) -> None:
+    def __init__(
+        self, layout: KVLayout, host: int | str, *, deadline_seconds: float = 30.0, policy: Policy = "adaptive",
+        **options: Any,
+    ) -> None:  # fmt: skip
         check_options(options, OPTIONS, "KVCache")
         self.layout = layout
         self._mover = Mover(layout, host, **options)
-        self._ledger = Ledger(ranks=1, deadline_seconds=deadline_seconds)
+        self._ledger = Ledger(ranks=1, deadline_seconds=deadline_seconds, policy=policy)
         self._ledger.hello(self._mover.hello())
         self._settling = threading.Lock()
 

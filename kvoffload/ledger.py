@@ -7,18 +7,21 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from kvoffload import _C
 from kvoffload.errors import InvalidInput
+from kvoffload.ledger_disk import RESET_SECONDS, DiskNotes
 from kvoffload.messages import FinishedJob, Hello, Hit, Job, JobKind, Results
 
 log = logging.getLogger("kvoffload")
 
 State = Literal["absent", "filling", "ready"]
+Policy = Literal["adaptive", "lru", "s3fifo", "arc"]
+POLICIES = get_args(Policy)
 
 # What may differ between ranks, and what one rank may change later.
-_PER_RANK = frozenset({"rank", "ready_bytes", "pinned", "device", "failure", "ring_bytes", "paths"})
+_PER_RANK = frozenset({"rank", "ready_bytes", "pinned", "device", "failure", "ring_bytes", "paths", "slab_identity"})
 
 
 class Hold:
@@ -52,6 +55,9 @@ class Ledger:
     call are of one group. A key is a hit once every one of the `ranks` movers has reported its store as done. A job
     that has not ended `deadline_seconds` after it was planned is given up by `expire`. Any thread may call.
 
+    With a `manifest`, keys go to disk too (`plan_demote`), come back from it (`plan_promote`) and are known again after
+    a restart; `admission` says which go there. `policy` says which keys go when a tier is full.
+
     Raises `InvalidInput` (a ValueError) on bad keys, groups or lengths. When the tier is slow, full or failing, the
     answer is a miss or None, and a counter in `stats()`.
 
@@ -72,8 +78,10 @@ class Ledger:
     """
 
     def __init__(
-        self, *, ranks: int = 1, deadline_seconds: float = 30.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+        self, *, ranks: int = 1, deadline_seconds: float = 30.0, clock: Callable[[], float] = time.monotonic,
+        manifest: _C.Manifest | None = None, admission: Literal["all", "second_touch"] = "all",
+        policy: Policy = "adaptive",
+    ) -> None:  # fmt: skip
         if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
             raise InvalidInput(f"ranks = {ranks!r}: the number of movers that must report, at least 1")
         if not deadline_seconds > 0:
@@ -81,7 +89,14 @@ class Ledger:
         self._ranks = ranks
         self._deadline_seconds = float(deadline_seconds)
         self._clock = clock
-        self._directory = _C.Directory(ranks)
+        if admission not in ("all", "second_touch"):
+            raise InvalidInput(
+                f"admission = {admission!r}: give 'all' (every key stored goes to disk) or 'second_touch'"
+            )
+        if policy not in POLICIES:
+            raise InvalidInput(f"policy = {policy!r}: give one of {', '.join(POLICIES)}")
+        self._directory = _C.Directory(ranks, second_touch=admission == "second_touch", policy=policy)
+        self._disk = DiskNotes(self._directory, manifest) if manifest is not None else None
         self._hellos: dict[int, Hello] = {}
         self._lock = threading.Lock()  # of _hellos and the flags for log lines
         self._blocks_per_chunk: tuple[int, ...] = ()  # set when all ranks have said hello
@@ -145,6 +160,8 @@ class Ledger:
         if first:
             self._directory.open(hello.host_bytes, list(hello.slot_bytes))
             self._blocks_per_chunk = hello.blocks_per_chunk  # before there are slots: other threads may plan at once
+            if self._disk is not None and hello.disk_bytes:
+                self._disk.open(hello.disk_bytes, list(self._hellos.values()))
         self._directory.grow(min(other.ready_bytes for other in self._hellos.values()))
         if not first:
             return
@@ -177,7 +194,10 @@ class Ledger:
             raise InvalidInput(f"group = {group}: this ledger has groups 0 to {len(self._blocks_per_chunk) - 1}")
 
     def lookup(self, keys: Sequence[bytes], group: int = 0) -> Hit:
-        """How many leading keys are ready; these become the most recently used, the first key last."""
+        """How many leading keys are ready in host memory, and how many more after them in one of the tiers.
+
+        They become the most recently used, the first key last.
+        """
         self._check_group(group)
         return Hit(*self._directory.lookup(group, keys))
 
@@ -219,6 +239,34 @@ class Ledger:
         job_id, _, slots = planned
         return Job(job_id, "load", group, _as_tuple(block_ids), slots, skip_blocks)
 
+    def plan_promote(self, keys: Sequence[bytes], group: int = 0) -> Job | None:
+        """A job that brings leading keys from disk to host memory, or None if there is nothing to bring.
+
+        Keys that host memory has or is getting, for whomever, are passed over; at the first key that is in no tier, or
+        for which host memory has no room, it ends.
+        """
+        self._check_group(group)
+        planned = self._directory.plan_promote(group, keys, self._clock() + self._deadline_seconds)
+        if planned is None:
+            return None
+        job_id, accepted, slots, disk_slots = planned
+        moved = tuple(keys[i] for i in accepted)
+        return Job(job_id, "promote", group, (), slots, disk_slots=disk_slots, keys=moved)
+
+    def plan_demote(self, most_keys: int, group: int = 0) -> Job | None:
+        """A job that writes up to `most_keys` admitted keys to disk, in the order of admission, or None.
+
+        When it returns the manifest no longer counts on what the disk slots of the job held.
+        """
+        self._check_group(group)
+        planned = self._directory.plan_demote(group, most_keys, self._clock() + self._deadline_seconds)
+        if self._disk is not None:
+            self._disk.note()
+        if planned is None:
+            return None
+        job_id, keys, slots, disk_slots, sequence, epoch = planned
+        return Job(job_id, "demote", group, (), slots, disk_slots=disk_slots, keys=keys, sequence=sequence, epoch=epoch)
+
     def hold(self, keys: Sequence[bytes], group: int = 0) -> Hold:
         """Keeps the leading ready keys from eviction until the Hold is released."""
         self._check_group(group)
@@ -234,8 +282,10 @@ class Ledger:
         if results.results:
             if not self._failure_logged:
                 self._log_failure(results)
-            reports = [(result.job, result.ok, ()) for result in results.results]
+            reports = [(result.job, result.ok, result.failed) for result in results.results]
             finished = self._finished(self._directory.report(results.rank, reports))
+            if self._disk is not None:
+                self._disk.note()
         if results.hello is not None:  # last: it may be refused, the results would be lost
             self.hello(results.hello)
         return finished
@@ -275,11 +325,21 @@ class Ledger:
     def forget(self, keys: Sequence[bytes], group: int = 0) -> int:
         """Makes keys a miss, also those being stored; how many were there."""
         self._check_group(group)
-        return self._directory.forget(group, keys)
+        forgotten = self._directory.forget(group, keys)
+        if self._disk is not None:
+            self._disk.note()
+        return forgotten
 
-    def reset(self) -> None:
-        """A new epoch: nothing stored or being stored before is ever visible again."""
-        self._directory.reset()
+    def reset(self, timeout_seconds: float = RESET_SECONDS) -> None:
+        """A new epoch: nothing stored or being stored before is ever visible again, also after a restart.
+
+        With a disk it waits until that is durable: the one call that may. Raises `WaitTimeout`; it is hidden all the
+        same, for as long as this process lives.
+        """
+        if self._disk is not None:
+            self._disk.reset(timeout_seconds)
+        else:
+            self._directory.reset()
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start and gauges now, all exact; names say the unit. `groups` has one dict per group.

@@ -9,15 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-JobKind = Literal["store", "load"]
+JobKind = Literal["store", "load", "demote", "promote"]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One batch to move, of one group.
 
-    `blocks` has blocks_per_chunk entries for each entry of `slots`, in the order of the slots. `skip_blocks` (loads
-    only) is how many blocks at the start of the first chunk are left untouched.
+    store, load: `blocks` has blocks_per_chunk entries for each entry of `slots` (host slots), in their order.
+    `skip_blocks` (loads only) is how many blocks at the start of the first chunk are left untouched.
+    demote, promote: no blocks; between `slots` and `disk_slots`, the record of each named by one of `keys`. What a
+    demotion writes has the sequence numbers from `sequence` on, and `epoch`.
 
     >>> Job(id=1, kind="store", group=0, blocks=(4, 5, 8, 9), slots=(0, 7)).slots
     (0, 7)
@@ -29,6 +31,10 @@ class Job:
     blocks: tuple[int, ...]
     slots: tuple[int, ...]
     skip_blocks: int = 0
+    disk_slots: tuple[int, ...] = ()
+    keys: tuple[bytes, ...] = ()
+    sequence: int = 0
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,8 @@ class Plan:
 class JobResult:
     """How one job ended on one rank: `bytes` moved, `seconds` from submit to end, `error` empty when `ok`.
 
+    `failed`: positions in the job of keys that did not make it (a record that did not verify) while the others did.
+
     >>> JobResult(job=1, ok=True, bytes=524288, seconds=0.001).error
     ''
     """
@@ -58,6 +66,7 @@ class JobResult:
     bytes: int
     seconds: float
     error: str = ""
+    failed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,8 @@ class Hello:
     `slot_bytes` and `blocks_per_chunk` have one entry per group. Of the `host_bytes` asked for, the first `ready_bytes`
     can be used now. Extents follow from (host_bytes, slot_bytes) by `_C.plan_extents`. `failure` says why no more will
     become ready: the capacity then stays where it is. `ring_bytes` of device memory are the mover's own, and `paths`
-    says in a few words which path it takes when.
+    says in a few words which path it takes when. `disk_bytes`: of its slab, 0 without one; `slab_identity`: which cache
+    the slab belongs to, 0 when it is new.
 
     >>> Hello(rank=0, slot_bytes=(4096,), blocks_per_chunk=(1,), host_bytes=8192, ready_bytes=4096,
     ...       fingerprint="f", pinned=False, device="host").failure
@@ -85,6 +95,8 @@ class Hello:
     failure: str = ""
     ring_bytes: int = 0
     paths: str = ""
+    disk_bytes: int = 0
+    slab_identity: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ CUDA_FILES = re.compile(r"csrc/(cuda|kernels)/|csrc/(device|transfer)/cuda_\w+\.
 LAYERS = (
     {"_C", "errors"},
     {"config", "messages", "tensors", "layout", "streams", "transfer", "traces", "path_file", "paths"},
+    {"ledger_disk"},
     {"ledger", "mover", "metrics"},
     {"cache"},
     {"cli", "vllm", "sglang"},

@@ -82,11 +82,11 @@ py::object promoted(const PlannedJob& job) {
   return py::make_tuple(job.id, job.accepted, py::tuple(py::cast(job.slots)), py::tuple(py::cast(job.disk_slots)));
 }
 
-// (id, keys, host slots, disk slots, sequence of the first), or None.
+// (id, keys, host slots, disk slots, sequence of the first, epoch), or None.
 py::object demoted(const PlannedJob& job) {
   if (job.id == 0) return py::none();
   return py::make_tuple(job.id, bytes_of(job.keys), py::tuple(py::cast(job.slots)), py::tuple(py::cast(job.disk_slots)),
-                        job.sequence);
+                        job.sequence, job.epoch);
 }
 
 const char* name_of(JobKind kind) {
@@ -103,13 +103,13 @@ const char* name_of(JobKind kind) {
   return "";
 }
 
-// ([(group, slot) freed], [(group, slot, key, sequence) committed])
+// ([(group, slot) freed], [(group, slot, key, sequence) committed], epoch)
 py::tuple disk_events(const DiskEvents& events) {
   py::list freed, committed;
   for (const SlotName& name : events.freed) freed.append(py::make_tuple(name.group, name.slot));
   for (const Record& record : events.committed)
     committed.append(py::make_tuple(record.name.group, record.name.slot, py::bytes(record.key), record.sequence));
-  return py::make_tuple(freed, committed);
+  return py::make_tuple(freed, committed, events.epoch);
 }
 
 py::list finished(const std::vector<FinishedJob>& jobs) {
@@ -231,10 +231,11 @@ void bind_ledger(py::module_& m) {
   py::class_<Directory> directory(m, "Directory", "Key -> slots, owners and jobs of both tiers; see kvoffload.Ledger.");
   bind_disk(directory);
   directory
-      .def(py::init([](int ranks, bool second_touch) {
-             return std::make_unique<Directory>(ranks, second_touch ? Admission::second_touch : Admission::all);
+      .def(py::init([](int ranks, bool second_touch, std::string policy) {
+             const Admission admission = second_touch ? Admission::second_touch : Admission::all;
+             return std::make_unique<Directory>(ranks, admission, std::move(policy));
            }),
-           py::arg("ranks"), py::arg("second_touch") = false)
+           py::arg("ranks"), py::arg("second_touch") = false, py::arg("policy") = "adaptive")
       .def(
           "open",
           [](Directory& self, std::int64_t host_bytes, std::vector<std::int64_t> slot_bytes) {

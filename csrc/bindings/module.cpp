@@ -48,6 +48,8 @@ PYBIND11_MODULE(_C, m) {
   kvo::bind_device(m);
   kvo::bind_memory(m);
   kvo::bind_ledger(m);
+  kvo::bind_manifest(m);
+  kvo::bind_policies(m);
   kvo::bind_transfer(m);
   kvo::bind_bench(m);
   m.def("fault_arm", &kvo::fault::arm, py::arg("point"), py::arg("skip"), py::arg("count"),

@@ -17,13 +17,13 @@ Status Directory::open(std::int64_t host_bytes, const std::vector<std::int64_t>&
   if (host_.pool().groups() > 0 || slot_bytes.empty())
     return {Code::invalid, "the directory is opened once, with groups"};
   waiting_.resize(slot_bytes.size());
-  return host_.open(host_bytes, slot_bytes);
+  return host_.open(host_bytes, slot_bytes, policy_);
 }
 
 Status Directory::open_disk(std::int64_t disk_bytes, std::int64_t epoch, std::int64_t next_sequence) {
   std::lock_guard lock(mutex_);
   if (host_.pool().groups() == 0 || disk_open()) return {Code::invalid, "the disk is opened once, after host memory"};
-  KVO_TRY(disk_.open(disk_bytes, host_.pool().plan().slot_bytes));
+  KVO_TRY(disk_.open(disk_bytes, host_.pool().plan().slot_bytes, policy_));
   disk_.grow(disk_bytes);
   epoch_ = epoch, next_sequence_ = next_sequence;
   return {};
@@ -57,8 +57,8 @@ Directory::Hits Directory::lookup(int group, Keys keys) {
       ++hits.disk;
     }
   }
-  host_.touch(in_host);
-  disk_.touch(on_disk);
+  host_.looked_up(in_host);
+  disk_.looked_up(on_disk);
   if (admission_ == Admission::second_touch) want_on_disk(in_host);
   counters_.lookup_keys += static_cast<std::int64_t>(keys.size());
   counters_.hit_keys += hits.host;
@@ -87,8 +87,7 @@ PlannedJob Directory::plan_store(int group, Keys keys, double deadline_seconds) 
     counters_.dropped_keys += count;
     return {};
   }
-  host_.begin_round();
-  host_.touch_in_round(keys, group);
+  const Tier::Kept kept(host_, group, keys);
   PlannedJob job;
   std::vector<Entry*> fills;
   bool full = false;  // nothing becomes evictable within a call: the first refusal is the answer for all

@@ -27,7 +27,7 @@ struct PlannedJob {
   std::vector<std::int64_t> slots;       // in host memory, one per key moved
   std::vector<std::int64_t> disk_slots;  // demote, promote: likewise
   std::vector<std::string> keys;         // demote: what is moved
-  std::int64_t sequence = 0;             // demote: of the first key; the others follow
+  std::int64_t sequence = 0, epoch = 0;  // demote: of the first key, the others follow; of all
 };
 
 struct Report {
@@ -52,6 +52,7 @@ struct Record {  // of a key on disk
 struct DiskEvents {
   std::vector<SlotName> freed;    // to be noted before any plan made since is sent
   std::vector<Record> committed;  // to be noted after `freed`
+  std::int64_t epoch;             // of these records
 };
 
 struct DirectoryCounters {
@@ -88,7 +89,9 @@ class Directory {
  public:
   using Keys = kvo::Keys;
 
-  explicit Directory(int ranks, Admission admission = Admission::all) : ranks_(ranks), admission_(admission) {}
+  // `policy`: which ready keys go when a tier is full; a name that make_policy() knows.
+  explicit Directory(int ranks, Admission admission = Admission::all, std::string policy = "adaptive")
+      : ranks_(ranks), admission_(admission), policy_(std::move(policy)) {}
   Directory(const Directory&) = delete;
 
   // Everything is a miss until open(). Once; `host_bytes` is the whole tier, of which grow() says how much is ready.
@@ -148,6 +151,7 @@ class Directory {
 
   const int ranks_;
   const Admission admission_;
+  const std::string policy_;
   mutable std::mutex mutex_;
   Tier host_{"host", /*recorded=*/false}, disk_{"disk_size", /*recorded=*/true};
   std::map<std::int64_t, Job> jobs_;  // by id, which is the order of planning

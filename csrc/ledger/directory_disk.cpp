@@ -6,8 +6,7 @@ namespace kvo {
 PlannedJob Directory::plan_promote(int group, Keys keys, double deadline_seconds) {
   std::lock_guard lock(mutex_);
   if (!host_.serves(group) || !disk_.serves(group)) return {};
-  host_.begin_round();
-  host_.touch_in_round(keys, group);
+  const Tier::Kept kept(host_, group, keys);
   PlannedJob job;
   std::vector<Entry*> reads, fills;
   for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -30,7 +29,6 @@ PlannedJob Directory::plan_promote(int group, Keys keys, double deadline_seconds
 PlannedJob Directory::plan_demote(int group, std::int64_t most, double deadline_seconds) {
   std::lock_guard lock(mutex_);
   if (!host_.serves(group) || !disk_.serves(group)) return {};
-  disk_.begin_round();
   PlannedJob job;
   std::vector<Entry*> reads, fills;
   std::deque<std::string>& waiting = waiting_[group];
@@ -51,7 +49,7 @@ PlannedJob Directory::plan_demote(int group, std::int64_t most, double deadline_
   }
   if (fills.empty()) return {};
   ++counters_.demote_jobs;
-  job.sequence = next_sequence_;
+  job.sequence = next_sequence_, job.epoch = epoch_;
   next_sequence_ += static_cast<std::int64_t>(fills.size());
   job.id = add_job({JobKind::demote, std::move(reads), std::move(fills), job.sequence, {}, 0, deadline_seconds});
   return job;
@@ -59,7 +57,7 @@ PlannedJob Directory::plan_demote(int group, std::int64_t most, double deadline_
 
 DiskEvents Directory::take_disk_events() {
   std::lock_guard lock(mutex_);
-  return {disk_.take_freed(), std::exchange(committed_, {})};
+  return {disk_.take_freed(), std::exchange(committed_, {}), epoch_};
 }
 
 }  // namespace kvo

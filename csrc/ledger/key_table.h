@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ledger/entry_list.h"
+#include "ledger/entry.h"
 
 namespace kvo {
 
@@ -18,6 +18,7 @@ class KeyTable {
   static constexpr std::size_t kBatch = 64;
   using Batch = std::array<Entry*, kBatch>;  // null: absent
 
+  static std::uint64_t hash_of(std::string_view key) { return std::hash<std::string_view>{}(key); }
   std::size_t size() const { return size_; }
   void reserve(std::size_t keys);
 
@@ -42,7 +43,6 @@ class KeyTable {
   using Cell = std::uint64_t;  // 0: empty
   static constexpr int kTagShift = 48;
 
-  static std::uint64_t hash_of(std::string_view key) { return std::hash<std::string_view>{}(key); }
   static Entry* entry_of(Cell cell) { return reinterpret_cast<Entry*>(cell & ((Cell{1} << kTagShift) - 1)); }
   static bool same_tag(Cell cell, std::uint64_t hash) { return cell >> kTagShift == hash >> kTagShift; }
   std::size_t home(std::uint64_t hash) const { return hash & (cells_.size() - 1); }

@@ -37,11 +37,11 @@ void SlotPool::add_slots(int index) {
     Entry* entry = &extent.entries[extent.usable];
     entry->slot = first + extent.usable;
     entry->group = extent.group;
-    extent.free.push_back(entry);
+    extent.free.push_back(*entry);
     ++counts_[extent.group].capacity;
     ++counts_[extent.group].free;
   }
-  if (!extent.free.empty()) with_free_[extent.group].insert(index);
+  if (!extent.free.size() == 0) with_free_[extent.group].insert(index);
 }
 
 void SlotPool::lend(int index, int group) {
@@ -68,7 +68,7 @@ Entry* SlotPool::take(int group) {
     lend(*found, group);
   }
   Extent& extent = extents_[*with_free_[group].begin()];
-  return use(extent, extent.free.front());
+  return use(extent, static_cast<Entry*>(extent.free.front()));
 }
 
 Entry* SlotPool::claim(int group, std::int64_t slot) {
@@ -82,8 +82,8 @@ Entry* SlotPool::claim(int group, std::int64_t slot) {
 }
 
 Entry* SlotPool::use(Extent& extent, Entry* entry) {
-  extent.free.remove(entry);
-  if (extent.free.empty()) with_free_[entry->group].erase(static_cast<int>(&extent - extents_.data()));
+  extent.free.remove(*entry);
+  if (extent.free.size() == 0) with_free_[entry->group].erase(static_cast<int>(&extent - extents_.data()));
   ++extent.used;
   --counts_[entry->group].free;
   return entry;
@@ -94,7 +94,7 @@ void SlotPool::give(Entry* entry) {
   entry->key.clear();
   entry->state = EntryState::free;
   entry->wanted_on_disk = false;
-  extent.free.push_front(entry);
+  extent.free.push_back(*entry);
   with_free_[entry->group].insert(static_cast<int>(&extent - extents_.data()));
   --extent.used;
   ++counts_[entry->group].free;

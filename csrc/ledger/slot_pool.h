@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "layout/extents.h"
-#include "ledger/entry_list.h"
+#include "ledger/entry.h"
 
 namespace kvo {
 
@@ -25,7 +25,7 @@ class SlotPool {
     std::int64_t usable = 0;  // slots that end within the ready bytes
     std::int64_t used = 0;    // slots that are not free
     std::int64_t owned = 0;   // slots whose entry has owners
-    EntryList free;
+    NodeQueue free;
   };
 
   void open(ExtentPlan plan, std::int64_t total_bytes);

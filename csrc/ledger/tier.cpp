@@ -10,9 +10,11 @@ namespace {
 // A map never rehashes on the serving path up to this many keys (256 MiB of cells).
 constexpr std::int64_t kReservedKeys = 1 << 24;
 
+std::uint64_t hash_of(const Entry* entry) { return KeyTable::hash_of(entry->key.view()); }
+
 }  // namespace
 
-Status Tier::open(std::int64_t bytes, const std::vector<std::int64_t>& slot_bytes) {
+Status Tier::open(std::int64_t bytes, const std::vector<std::int64_t>& slot_bytes, std::string_view policy) {
   const auto groups = static_cast<int>(slot_bytes.size());
   const std::int64_t least = groups * *std::max_element(slot_bytes.begin(), slot_bytes.end());
   if (bytes < least) {
@@ -24,6 +26,11 @@ Status Tier::open(std::int64_t bytes, const std::vector<std::int64_t>& slot_byte
   groups_.resize(static_cast<std::size_t>(groups));
   for (int group = 0; group < groups; ++group) {
     groups_[group].map.reserve(static_cast<std::size_t>(std::min(kReservedKeys, bytes / plan.slot_bytes[group])));
+    groups_[group].policy = make_policy(policy);
+    if (!groups_[group].policy)
+      return {Code::invalid, "policy '" + std::string(policy) + "': give adaptive, lru, s3fifo or arc"};
+    // All that one group could get; what it has is told as it comes, with several groups.
+    groups_[group].policy->set_capacity(bytes / plan.slot_bytes[group] / groups);
   }
   pool_.open(std::move(plan), bytes);
   return {};
@@ -54,22 +61,29 @@ std::vector<Entry*> Tier::leading_ready(int group, Keys keys) const {
 }
 
 // Last key first: a prefix without its start is worthless, so its end is evicted first.
-void Tier::touch(const std::vector<Entry*>& entries) {
-  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
-    if ((*entry)->owners == 0) groups_[(*entry)->group].lru.move_to_back(*entry);
+void Tier::looked_up(const std::vector<Entry*>& entries) {
+  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry)
+    policy_of(*entry).looked_up(**entry, hash_of(*entry));
+}
+
+Tier::Kept::Kept(Tier& tier, int group, Keys keys) : tier_(tier) {
+  std::vector<Entry*> known;
+  for (std::size_t start = 0; start < keys.size(); start += KeyTable::kBatch) {
+    for (Entry* entry : tier_.find_many(group, keys.subspan(start))) {
+      if (entry && entry->state == EntryState::ready) known.push_back(entry);
+    }
+  }
+  for (auto entry = known.rbegin(); entry != known.rend(); ++entry) {
+    if ((*entry)->pinned) continue;  // it has owners, or the key is given twice
+    tier_.policy_of(*entry).stored_again(**entry, hash_of(*entry));
+    tier_.policy_of(*entry).pin(**entry);
+    pinned_.push_back(*entry);
   }
 }
 
-void Tier::touch_in_round(Keys keys, int group) {
-  std::vector<Entry*> known;
-  for (std::size_t start = 0; start < keys.size(); start += KeyTable::kBatch) {
-    for (Entry* entry : find_many(group, keys.subspan(start))) {
-      if (!entry || entry->state != EntryState::ready) continue;
-      entry->touched_by = round_;
-      known.push_back(entry);
-    }
-  }
-  touch(known);
+Tier::Kept::~Kept() {
+  for (Entry* entry : pinned_)
+    if (entry->owners == 0) tier_.policy_of(entry).unpin(*entry);
 }
 
 Entry* Tier::fill(int group, std::string_view key) {
@@ -81,31 +95,34 @@ Entry* Tier::fill(int group, std::string_view key) {
   return entry;
 }
 
-// A free slot; else the least recently used key of the group goes; else an extent of the richest group is emptied.
+// A free slot; else the key that the policy likes least goes; else an extent of the richest group is emptied.
 Entry* Tier::take_slot(int group) {
   if (Entry* entry = pool_.take(group)) return entry;
-  // Keys touched in this round are the list's end: when the front is one of them, so are all others.
-  Entry* victim = groups_[group].lru.front();
-  if (victim && victim->touched_by != round_) {
-    drop(victim);
-    ++evicted_keys_;
+  if (PolicyNode* victim = groups_[group].policy->victim()) {
+    evict(static_cast<Entry*>(victim));
     return pool_.take(group);
   }
   const int index = pool_.extent_to_empty(group);
   if (index < 0) return nullptr;
   const SlotPool::Extent& extent = pool_.extents()[index];
   for (std::int64_t i = 0; i < extent.usable; ++i) {
-    if (extent.entries[i].state == EntryState::free) continue;
-    drop(&extent.entries[i]);
-    ++evicted_keys_;
+    if (extent.entries[i].state != EntryState::free) evict(&extent.entries[i]);
   }
   pool_.lend(index, group);
   return pool_.take(group);
 }
 
+void Tier::evict(Entry* entry) {
+  groups_[entry->group].map.erase(entry);
+  bury(entry, /*evicted=*/true);
+  ++evicted_keys_;
+}
+
 void Tier::make_ready(Entry* entry) {
   entry->state = EntryState::ready;
   ++groups_[entry->group].ready_keys;
+  policy_of(entry).admit(*entry, hash_of(entry));
+  if (entry->owners > 0) policy_of(entry).pin(*entry);
 }
 
 bool Tier::restore(const SlotName& name, std::string_view key) {
@@ -115,12 +132,11 @@ bool Tier::restore(const SlotName& name, std::string_view key) {
   entry->key = key;
   groups_[name.group].map.insert(entry);
   make_ready(entry);
-  list(entry);
   return true;
 }
 
 void Tier::own(Entry* entry) {
-  if (entry->owners == 0 && entry->state == EntryState::ready) groups_[entry->group].lru.remove(entry);
+  if (entry->state == EntryState::ready && !entry->pinned) policy_of(entry).pin(*entry);
   pool_.add_owner(entry);
 }
 
@@ -128,19 +144,18 @@ void Tier::disown(Entry* entry) {
   pool_.remove_owner(entry);
   if (entry->owners > 0) return;
   if (entry->state == EntryState::dead) pool_.give(entry);
-  if (entry->state == EntryState::ready) list(entry);
+  if (entry->state == EntryState::ready) policy_of(entry).unpin(*entry);
 }
 
 void Tier::drop(Entry* entry) {
   groups_[entry->group].map.erase(entry);
-  bury(entry);
+  bury(entry, /*evicted=*/false);
 }
 
-void Tier::bury(Entry* entry) {
-  Group& group = groups_[entry->group];
+void Tier::bury(Entry* entry, bool evicted) {
   if (entry->state == EntryState::ready) {
-    --group.ready_keys;
-    if (entry->owners == 0) group.lru.remove(entry);
+    --groups_[entry->group].ready_keys;
+    policy_of(entry).erase(*entry, hash_of(entry), evicted);
     if (recorded_) freed_.push_back({entry->group, entry->slot});
   }
   entry->state = EntryState::dead;
@@ -173,7 +188,7 @@ std::int64_t Tier::forget_all() {
   std::int64_t forgotten = 0;
   for (Group& group : groups_) {
     forgotten += static_cast<std::int64_t>(group.map.size());
-    group.map.clear([&](Entry* entry) { bury(entry); });
+    group.map.clear([&](Entry* entry) { bury(entry, /*evicted=*/false); });
   }
   return forgotten;
 }

@@ -6,6 +6,7 @@
 // is free when its last owner is gone. Not thread-safe: the directory's lock guards it.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -13,7 +14,7 @@
 
 #include "base/status.h"
 #include "layout/extents.h"
-#include "ledger/entry_list.h"
+#include "ledger/entry.h"
 #include "ledger/key_table.h"
 #include "ledger/slot_pool.h"
 
@@ -31,7 +32,7 @@ class Tier {
  public:
   struct Group {
     KeyTable map;
-    EntryList lru;  // ready entries without owners, least recently used first
+    std::unique_ptr<EvictionPolicy> policy;  // of ready entries; pinned while they have owners
     std::int64_t ready_keys = 0;
   };
 
@@ -39,7 +40,8 @@ class Tier {
   // freed(), for a manifest.
   Tier(const char* name, bool recorded) : name_(name), recorded_(recorded) {}
 
-  Status open(std::int64_t bytes, const std::vector<std::int64_t>& slot_bytes);
+  // `policy`: a name that make_policy() knows.
+  Status open(std::int64_t bytes, const std::vector<std::int64_t>& slot_bytes, std::string_view policy);
   void grow(std::int64_t ready_bytes);
   bool serves(int group) const;
   bool over_quarantine() const;
@@ -47,11 +49,20 @@ class Tier {
   Entry* find(int group, std::string_view key) const { return groups_[group].map.find(key); }
   KeyTable::Batch find_many(int group, Keys keys) const { return groups_[group].map.find_many(keys); }
   std::vector<Entry*> leading_ready(int group, Keys keys) const;
-  void touch(const std::vector<Entry*>& entries);
+  void looked_up(const std::vector<Entry*>& entries);
 
-  // A call that takes slots starts a round: what it touches, and what it fills, it does not evict.
-  void begin_round() { ++round_; }
-  void touch_in_round(Keys keys, int group);
+  // Until it is destroyed these keys, as far as they are ready, are not evicted: they are used by the call that makes
+  // room.
+  class Kept {
+   public:
+    Kept(Tier& tier, int group, Keys keys);
+    ~Kept();
+    Kept(const Kept&) = delete;
+
+   private:
+    Tier& tier_;
+    std::vector<Entry*> pinned_;
+  };
   // A slot for `key`, which is filling from now on; null: nothing is free and nothing may go. The caller owns it next.
   Entry* fill(int group, std::string_view key);
   void make_ready(Entry* entry);
@@ -78,15 +89,15 @@ class Tier {
 
  private:
   Entry* take_slot(int group);
-  void list(Entry* entry) { groups_[entry->group].lru.push_back(entry); }
-  void bury(Entry* entry);
+  EvictionPolicy& policy_of(const Entry* entry) { return *groups_[entry->group].policy; }
+  void bury(Entry* entry, bool evicted);
+  void evict(Entry* entry);
   Status check_group(int group) const;
 
   const char* const name_;
   const bool recorded_;
   SlotPool pool_;
   std::vector<Group> groups_;
-  std::uint32_t round_ = 0;
   std::int64_t evicted_keys_ = 0;
   std::vector<SlotName> freed_;
 };

@@ -20,7 +20,7 @@ Status Tier::check() const {
   return quarantined_bytes == pool_.quarantined_bytes() ? Status{} : broken(std::string(name_) + " quarantined bytes");
 }
 
-// Counts every slot of the group's extents by state, and the map and the LRU list against them.
+// Counts every slot of the group's extents by state, and the map and the policy against them.
 Status Tier::check_group(int index) const {
   const Group& group = groups_[index];
   const std::string name = std::string(name_) + " group " + std::to_string(index) + ": ";
@@ -57,8 +57,7 @@ Status Tier::check_group(int index) const {
     return broken(name + "free + used + quarantined is not the capacity");
   if (in_map != static_cast<std::int64_t>(group.map.size()) || ready != group.ready_keys)
     return broken(name + "keys in the map");
-  for (const Entry* entry = group.lru.front(); entry; entry = entry->next) --evictable;
-  return evictable == 0 ? Status{} : broken(name + "LRU list");
+  return evictable == group.policy->evictable() ? Status{} : broken(name + "what may be evicted");
 }
 
 }  // namespace kvo

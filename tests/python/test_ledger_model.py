@@ -40,7 +40,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.ledger = Ledger(ranks=RANKS, deadline_seconds=DEADLINE_SECONDS, clock=lambda: self.now)
+        self.ledger = Ledger(ranks=RANKS, deadline_seconds=DEADLINE_SECONDS, clock=lambda: self.now, policy="lru")
         extent_bytes = _C.plan_extents(HOST_BYTES, list(SLOT_BYTES)).extent_bytes
         self.model = LedgerModel(RANKS, extent_bytes, SLOT_BYTES)
         self.holds: list[Hold] = []
