@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 VLLM_BIN := .venv-vllm/bin
 EXTRAS := build,cli,test
-VLLM_EXTRAS := build,test
+VLLM_EXTRAS := build,cli,test
 DEV := build/dev$(if $(filter OFF,$(KVO_CUDA)),-host)
 # Registers the package without compiling: `make build` puts _C into it.
 PIP_DEV = KVO_SKIP_CMAKE=1 $(1)/pip install --quiet --disable-pip-version-check -e '.[$(2)]'

@@ -37,6 +37,7 @@ def figures(tmp_path, *arguments):
 
 
 def test_as_a_command_of_its_own(tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra `cli` is not installed")
     command = [sys.executable, "-m", "kvoffload.cli", "bench", "transfer", *TINY, "--json", "x.json", "--plot", "x.png"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
