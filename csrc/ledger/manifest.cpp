@@ -21,7 +21,7 @@ struct Manifest::Worker {
       : log(std::move(owned)), sync_seconds(std::clamp(seconds, 0.001, 60.0)) {}
 
   void run() noexcept;
-  Status round(bool new_epoch) noexcept;
+  Status round(std::int64_t epochs) noexcept;
   Status ask(Request& request, Deadline deadline, const char* what);
 
   const std::unique_ptr<ManifestLog> log;
@@ -39,12 +39,12 @@ void Manifest::Worker::run() noexcept {
     changed.wait_for(lock, sync_seconds, [&] { return stop || flush.pending() || reset.pending(); });
     last = stop;
     const std::int64_t flushes = flush.asked, resets = reset.asked;
-    const bool new_epoch = reset.pending();
+    const std::int64_t epochs = resets - reset.done;  // one for each call, also where a hanging disk let them pile up
     lock.unlock();
-    Status status = new_epoch ? round(true) : Status();
-    Status synced = round(false);
+    Status status = epochs > 0 ? round(epochs) : Status();
+    Status synced = round(0);
     lock.lock();
-    if (new_epoch) reset.status = std::move(status);
+    if (epochs > 0) reset.status = std::move(status);
     reset.done = resets;
     flush.status = std::move(synced);
     flush.done = flushes;
@@ -53,8 +53,8 @@ void Manifest::Worker::run() noexcept {
   }
 }
 
-Status Manifest::Worker::round(bool new_epoch) noexcept try {
-  return new_epoch ? log->reset() : log->maintain();
+Status Manifest::Worker::round(std::int64_t epochs) noexcept try {
+  return epochs > 0 ? log->reset(epochs) : log->maintain();
 } catch (const std::exception& error) {
   return Status(Code::memory, error.what());
 }

@@ -30,7 +30,7 @@ class Manifest {
   // A commit of an epoch that is over, or of one that has not yet begun, is dropped and counted.
   void commit(std::int64_t epoch, int group, std::span<const ManifestCommit> commits);
 
-  // Nothing committed so far is ever believed again, and the new epoch, which stats() tells, is durable. timeout: that
+  // Nothing committed so far is ever believed again, and the next epoch is durable; each call is one. timeout: that
   // goes on, but is not done yet.
   Status reset(Deadline deadline);
   Status flush(Deadline deadline);  // all appended before is durable

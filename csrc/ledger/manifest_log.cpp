@@ -10,6 +10,9 @@
 namespace kvo {
 namespace {
 
+// A file that waits for its compaction may grow by this many times compact_bytes: a million commits by default.
+constexpr std::int64_t kBurst = 16;
+
 std::uint64_t random_word() {
   std::uint64_t word = 0;
   while (getrandom(&word, sizeof word, 0) != sizeof word) {
@@ -123,7 +126,7 @@ Status ManifestLog::publish(std::unique_lock<std::mutex>& lock, const ManifestHe
   header_ = header;
   end_ = end;
   compact_at_ = 2 * end + options_.compact_bytes;
-  most_bytes_ = 2 * compact_at_;
+  most_bytes_ = 2 * compact_at_ + kBurst * options_.compact_bytes;
   stats_.off.clear();
   removed_ = false;
   lock.unlock();

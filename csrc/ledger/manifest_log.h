@@ -81,7 +81,7 @@ class ManifestLog {
 
   // One thread. After maintain() all that was appended before is durable, or the Status says why not.
   Status maintain();
-  Status reset();  // after it a new epoch is durable
+  Status reset(std::int64_t epochs = 1);  // after it the epoch that many later is durable
 
  private:
   explicit ManifestLog(ManifestOptions options);

@@ -97,13 +97,13 @@ Status ManifestLog::compact() {
   return publish(lock, header, std::move(*fresh), writer.offset());
 }
 
-Status ManifestLog::reset() {
+Status ManifestLog::reset(std::int64_t epochs) {
   ManifestHeader header;
   {
     std::lock_guard lock(mutex_);
     header = header_;
   }
-  ++header.epoch;
+  header.epoch += epochs;
   const auto begin = [&]() -> Status {
     auto fresh = create(header);
     if (!fresh.ok()) return fresh.status();
@@ -113,7 +113,7 @@ Status ManifestLog::reset() {
     return publish(lock, header, std::move(*fresh), kManifestHeaderBytes);
   };
   const Status status = begin();
-  if (status.ok()) return status;
+  if (status.ok() || status.code() == Code::closed) return status;
   {
     std::lock_guard lock(mutex_);
     header_.epoch = header.epoch;

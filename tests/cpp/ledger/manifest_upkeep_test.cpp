@@ -113,9 +113,9 @@ TEST_F(ManifestTest, NeverGrowsPastItsBound) {
   options.compact_bytes = 1024;
   reopen();
   fault::arm("file_open", 0, 1'000'000);
-  for (int i = 1; i < 200; ++i) commit(i, 1, i);
+  for (int i = 1; i < 500; ++i) commit(i, 1, i);
   EXPECT_NE(manifest->stats().off.find("too long"), std::string::npos);
-  EXPECT_LE(bytes(), 2 * (2 * 544 + 1024));
+  EXPECT_LE(bytes(), 2 * (2 * 544 + 1024) + 16 * 1024);
   EXPECT_GT(manifest->stats().dropped_records, 100);
   fault::disarm_all();
   EXPECT_TRUE(reopen().empty()) << "what it no longer follows it must not name";
@@ -233,6 +233,23 @@ TEST_F(ManifestTest, ADiskThatHangsHoldsUpNobodyPastADeadline) {
   next->reset();
   EXPECT_EQ(reopen().size(), 2);
   EXPECT_EQ(manifest->stats().epoch, 1);
+}
+
+TEST_F(ManifestTest, EveryResetIsAnEpochAlsoThoseThatPiledUp) {
+  const auto disk = std::make_shared<HangingDisk>();
+  options.sync_data = [disk] { return disk->sync(); };
+  reopen();
+  commit(1, 1, 1);
+  const auto now = std::chrono::steady_clock::now();
+  EXPECT_EQ(manifest->flush(now).code(), Code::timeout);
+  disk->wait_reached();
+  EXPECT_EQ(manifest->reset(now).code(), Code::timeout);
+  EXPECT_EQ(manifest->reset(now).code(), Code::timeout);
+  disk->go_on();
+  EXPECT_TRUE(manifest->reset(soon()).ok());
+  EXPECT_EQ(manifest->stats().epoch, 4);
+  EXPECT_TRUE(reopen().empty());
+  EXPECT_EQ(manifest->stats().epoch, 4);
 }
 
 TEST_F(ManifestTest, CloseMakesAllDurableAndEndsIt) {
