@@ -57,6 +57,11 @@ PlannedJob Directory::plan_demote(int group, std::int64_t most, double deadline_
 
 DiskEvents Directory::take_disk_events() {
   std::lock_guard lock(mutex_);
+  // Frees are noted first: a commit of what has gone meanwhile would come behind its free and bring the key back.
+  std::erase_if(committed_, [&](const Record& record) {
+    const Entry* entry = disk_.find(record.name.group, record.key);
+    return !entry || entry->state != EntryState::ready || entry->slot != record.name.slot;
+  });
   return {disk_.take_freed(), std::exchange(committed_, {}), epoch_};
 }
 

@@ -130,6 +130,16 @@ TEST_F(TwoTiers, AKeyThatLeavesHostMemoryBeforeItsTurnIsNotDemoted) {
   EXPECT_EQ(directory->plan_demote(0, 100, 10).id, 0) << "nothing waits any more";
 }
 
+TEST_F(TwoTiers, WhatIsForgottenBeforeItsCommitWasTakenIsNotCommitted) {
+  store(KeyList(0, 2));
+  const PlannedJob job = demote();
+  directory->forget(0, KeyList(0, 1));
+  const DiskEvents events = directory->take_disk_events();
+  EXPECT_EQ(events.freed, (std::vector<SlotName>{{0, job.disk_slots[0]}}));
+  ASSERT_EQ(events.committed.size(), 1u);
+  EXPECT_EQ(events.committed[0].key, KeyList(1, 2).strings[0]);
+}
+
 TEST_F(TwoTiers, SecondTouchDemotesWhatIsAskedForAgain) {
   open(4, 8, 1, Admission::second_touch);
   store(KeyList(0, 4));
