@@ -123,8 +123,9 @@ class Lane {
   PathSelector selector_;
 
   // Of the lane's thread.
-  Route route_{};  // of the transfer in hand, then of the last one
-  std::shared_ptr<Event> last_end_;
+  Route route_{};                    // of the transfer in hand
+  std::shared_ptr<Event> last_end_;  // of the last transfer that began, and where it is recorded
+  const Stream* end_stream_ = nullptr;
   bool lane_was_busy_ = false;  // with earlier transfers, when the one in hand came
   std::vector<std::uint32_t> blocks_;
   std::vector<std::byte*> slots_;

@@ -28,15 +28,15 @@ Status Lane::enqueue(Transfer& transfer) {
   if (!end.ok()) return end.status();
   locate(transfer);
   transfer.result.choice = choose(transfer);
-  const Stream* const last_before = route_.last;
   lane_was_busy_ = last_end_ && device_->query(*last_end_) == EventState::pending;
   route_ = route_of(transfer.result.choice.path);
   KVO_TRY(make_room(kTransferCost));
   KVO_TRY(route_.first->wait(*transfer.after));
-  if (last_end_ && last_before != route_.last) KVO_TRY(route_.last->wait(*last_end_));
+  if (last_end_ && end_stream_ != route_.last) KVO_TRY(route_.last->wait(*last_end_));
   KVO_TRY(route_.first->record(**start));
   transfer.start = std::move(*start);
   transfer.end = last_end_ = std::move(*end);
+  end_stream_ = route_.last;
   Status copied = guarded([&] { return copy_all(transfer); });
   Status recorded = guarded([&] { return record_end(*transfer.end, copied.ok()); });
   transfer.endless = !recorded.ok();
