@@ -70,4 +70,5 @@ class DiskNotes:
     def reset(self, timeout_seconds: float) -> None:
         """A new epoch in both; returns when it is durable. Raises WaitTimeout."""
         self._directory.reset()
+        self._manifest.take_opening()  # found at start and, before all ranks have said hello, not made ready yet
         self._manifest.reset(timeout_seconds)

@@ -194,6 +194,19 @@ def test_reset_is_for_good(tmp_path):
     again.close()
 
 
+def test_a_reset_before_the_ranks_have_said_hello_counts_too(tmp_path):
+    cache = Cache(tmp_path)
+    cache.store(keys_of(0, 2))
+    cache.demote()
+    cache.close()
+    manifest = open_manifest(tmp_path)
+    ledger = Ledger(manifest=manifest)
+    ledger.reset()
+    ledger.hello(hello(manifest))
+    assert ledger.lookup(keys_of(0, 2)) == Hit(0, 0)
+    manifest.close(5)
+
+
 def test_without_files_there_is_no_disk():
     ledger, manifest = told_ledger(disk_bytes=0)
     job = ledger.plan_store(keys_of(0, 1), [0])
