@@ -23,7 +23,7 @@ from typing import Any
 logger = logging.getLogger("kvoffload")
 
 FORMAT = "kvoffload paths"
-VERSION = 1  # raise it when a path's speed changes: what older versions measured is then measured again
+VERSION = 2  # raise it when a path's speed changes: what older versions measured is then measured again
 MOST_BYTES = 1 << 20
 LOCK_SECONDS = 10.0
 _LOCK_POLL_SECONDS = 0.05

@@ -107,7 +107,7 @@ EngineOptions options_of(std::int64_t queue_depth, std::int64_t ring_bytes, cons
     if (tuning.contains(name)) value = tuning[name].cast<std::decay_t<decltype(value)>>();
   };
   take("piece_bytes", options.staging.piece_bytes);
-  take("first_piece_bytes", options.staging.first_piece_bytes);
+  take("small_piece_bytes", options.staging.small_piece_bytes);
   take("ring_ctas", options.staging.ctas);
   take("kernel_ctas", options.kernel_ctas);
   bool urgent = options.urgency == Urgency::high;

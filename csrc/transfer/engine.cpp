@@ -4,6 +4,8 @@ namespace kvo {
 
 namespace {
 
+constexpr std::size_t kAnnouncedIds = 1024;  // checking so many takes about as long as waking a thread
+
 std::vector<std::int64_t> slot_bytes_of(const std::vector<GroupGeometry>& groups) {
   std::vector<std::int64_t> bytes;
   for (const GroupGeometry& group : groups) bytes.push_back(group.slot_bytes());
@@ -73,6 +75,7 @@ Status Engine::check_path(const Lane& lane, std::optional<Path> path, int group)
 
 Result<TransferHandle> Engine::submit(const Request& request, const SubmitOptions& options) {
   KVO_TRY(usable());
+  if (request.blocks.size() > kAnnouncedIds) lane(options.direction)->announce();
   auto transfer = std::make_shared<Transfer>();
   transfer->job = options.job;
   transfer->group = request.group;

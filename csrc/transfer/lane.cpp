@@ -12,7 +12,8 @@ namespace {
 
 constexpr auto kFirstPoll = std::chrono::microseconds(10);
 constexpr auto kLongestPoll = std::chrono::microseconds(200);
-constexpr std::int64_t kUnpolledDepths = 16;  // most results that nobody asked for, in queue depths
+constexpr auto kLongestSpin = std::chrono::microseconds(200);  // for a transfer that was announced
+constexpr std::int64_t kUnpolledDepths = 16;                   // most results that nobody asked for, in queue depths
 
 Status timed_out(const char* what) {
   return Status(Code::timeout, std::string("the deadline passed before the transfer was ") + what +
@@ -42,6 +43,15 @@ Result<std::shared_ptr<Lane>> Lane::create(std::shared_ptr<Device> device, LaneO
 
 Lane::~Lane() { stop(); }
 
+void Lane::announce() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!idle_locked()) return;
+    announced_ = true;
+  }
+  changed_.notify_all();
+}
+
 Status Lane::submit(std::shared_ptr<Transfer> transfer) {
   {
     std::lock_guard lock(mutex_);
@@ -60,6 +70,8 @@ Status Lane::submit(std::shared_ptr<Transfer> transfer) {
     }
     ++stats_.unfinished;
     queue_.push_back(std::move(transfer));
+    announced_ = false;
+    ++arrivals_;
   }
   changed_.notify_all();
   return {};
@@ -76,8 +88,12 @@ void Lane::serve() {
   const Status entered = device_->enter_thread();
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    changed_.wait(lock, [&] { return stopping_ || announced_ || !queue_.empty(); });
     if (stopping_) return;
+    if (queue_.empty()) {
+      await_announced(lock);
+      continue;
+    }
     std::shared_ptr<Transfer> transfer = std::move(queue_.front());
     queue_.pop_front();
     transfer->state = TransferState::starting;
@@ -96,6 +112,17 @@ void Lane::serve() {
     }
     changed_.notify_all();
   }
+}
+
+// Asleep again it would take tens of microseconds to come back.
+void Lane::await_announced(std::unique_lock<std::mutex>& lock) {
+  announced_ = false;
+  const std::int64_t arrived = arrivals_;
+  lock.unlock();
+  const auto until = std::chrono::steady_clock::now() + kLongestSpin;
+  while (arrivals_ == arrived && std::chrono::steady_clock::now() < until) {
+  }
+  lock.lock();
 }
 
 void Lane::reap() {
@@ -166,6 +193,8 @@ Status Lane::enqueued_end(Transfer& transfer, Deadline deadline, std::shared_ptr
 }
 
 bool Lane::done(Transfer& transfer) {
+  // A caller that spins here must not keep the lane's thread from its lock.
+  if (transfer.state < TransferState::enqueued) return false;
   std::lock_guard lock(mutex_);
   reap_locked();
   return transfer.state == TransferState::finished;

@@ -44,6 +44,8 @@ class Lane {
                                               std::unique_ptr<Staging> staging);
   ~Lane();  // the lane is idle or stop() was called
 
+  // A transfer will be submitted as soon as its ids are checked: the thread wakes up meanwhile.
+  void announce();
   Status submit(std::shared_ptr<Transfer> transfer);
   Status before(Transfer& transfer, StreamHandle stream, Deadline deadline);
   bool done(Transfer& transfer);
@@ -85,6 +87,7 @@ class Lane {
   Status make_page_table();
   void run() noexcept;
   void serve();
+  void await_announced(std::unique_lock<std::mutex>& lock);
   Status enqueue(Transfer& transfer);
   void locate(Transfer& transfer);  // into blocks_, slots_
   PathChoice choose(const Transfer& transfer);
@@ -117,7 +120,7 @@ class Lane {
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Transfer>> queue_, in_flight_;
   std::vector<std::shared_ptr<Transfer>> finished_;
-  bool starting_ = false, stopping_ = false;
+  bool starting_ = false, stopping_ = false, announced_ = false;
   bool broken_ = false;  // no further transfer is believed
   LaneStats stats_;
   PathSelector selector_;
@@ -135,7 +138,8 @@ class Lane {
   // The last points of the stream, one every kWindowStep copies: how far the device may lag behind this thread.
   std::deque<std::shared_ptr<Event>> window_;
   std::int64_t window_cost_ = 0;
-  std::atomic<int> callers_waiting_{0};  // in before(), for a transfer to be enqueued
+  std::atomic<std::int64_t> arrivals_{0};  // transfers ever queued; grows under the mutex
+  std::atomic<int> callers_waiting_{0};    // in before(), for a transfer to be enqueued
   std::atomic<bool> abandoned_{false};
   std::thread thread_;
 };

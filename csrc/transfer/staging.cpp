@@ -38,11 +38,9 @@ Status Staging::run(const Job& job, Stream& page_stream, Stream& copy_stream, bo
   const bool store = job.pages.direction == Direction::store;
   Stream& filling = store ? page_stream : copy_stream;
   Stream& draining = store ? copy_stream : page_stream;
-  const std::int64_t share = static_cast<std::int64_t>(job.slots.size()) * job.chunk_bytes / kTransferShare;
-  const std::int64_t most = std::clamp(share, std::min(options_.first_piece_bytes, piece_bytes_), piece_bytes_);
-  std::int64_t bytes = lane_is_busy ? most : std::min(options_.first_piece_bytes, most);
-  for (std::size_t first = 0; first < job.slots.size(); bytes = std::min(kGrowth * bytes, most)) {
-    const std::size_t count = std::min(chunks_of(job, bytes), job.slots.size() - first);
+  cut(job, lane_is_busy);
+  std::size_t first = 0;
+  for (const std::size_t count : counts_) {
     Piece piece;
     KVO_TRY(take(static_cast<std::int64_t>(count) * round_up(job.chunk_bytes, kImageAlign), filling, piece));
     plan_piece(job, first, count, half_.address + piece.begin);
@@ -58,6 +56,21 @@ Status Staging::run(const Job& job, Stream& page_stream, Stream& copy_stream, bo
     KVO_TRY(passed);
   }
   return {};
+}
+
+// What does not overlap with the link is the gathering of the first piece, or the scattering of the last one: that
+// piece is small, and from there on they grow. An earlier transfer hides the first one.
+void Staging::cut(const Job& job, bool lane_is_busy) {
+  const bool store = job.pages.direction == Direction::store;
+  const std::int64_t share = static_cast<std::int64_t>(job.slots.size()) * job.chunk_bytes / kTransferShare;
+  const std::int64_t most = std::clamp(share, std::min(options_.small_piece_bytes, piece_bytes_), piece_bytes_);
+  std::int64_t bytes = store && lane_is_busy ? most : std::min(options_.small_piece_bytes, most);
+  counts_.clear();
+  for (std::size_t left = job.slots.size(); left > 0; bytes = std::min(kGrowth * bytes, most)) {
+    counts_.push_back(std::min(chunks_of(job, bytes), left));
+    left -= counts_.back();
+  }
+  if (!store) std::reverse(counts_.begin(), counts_.end());
 }
 
 std::size_t Staging::chunks_of(const Job& job, std::int64_t bytes) const {

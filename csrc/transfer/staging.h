@@ -3,8 +3,7 @@
 //
 // Who owns what: a Staging is one direction's half of the ring and belongs to its lane, whose thread alone calls it.
 // Pieces follow each other around the ring; where one begins to cover older ones, our stream (never the thread) waits
-// for the event that says their content has left. Pieces start small and grow, so that the link has work soon, unless
-// the lane is still busy with earlier transfers.
+// for the event that says their content has left.
 #pragma once
 #include <deque>
 #include <functional>
@@ -20,7 +19,7 @@ namespace kvo {
 
 struct StagingOptions {
   std::int64_t piece_bytes = 32 * MiB;
-  std::int64_t first_piece_bytes = MiB;
+  std::int64_t small_piece_bytes = MiB;  // the first of a store, the last of a load
   int ctas = 64;
 };
 
@@ -56,6 +55,7 @@ class Staging {
   };
 
   Staging(const StagingOptions& options, Half half) : options_(options), half_(std::move(half)) {}
+  void cut(const Job& job, bool lane_is_busy);  // into counts_
   std::size_t chunks_of(const Job& job, std::int64_t bytes) const;
   Status take(std::int64_t bytes, Stream& filling, Piece& piece);
   void plan_piece(const Job& job, std::size_t first, std::size_t count, std::byte* memory);
@@ -69,6 +69,7 @@ class Staging {
   std::vector<Piece> unused_;  // their events
 
   // Scratch.
+  std::vector<std::size_t> counts_;  // of each piece, its chunks
   std::vector<std::byte*> images_;
   std::vector<CopySpan> copies_;
 };

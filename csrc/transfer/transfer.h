@@ -1,5 +1,6 @@
 // One submitted batch of copies, as its lane and its caller see it.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -17,8 +18,9 @@ struct TransferResult {
   Status status;  // why not ok
 };
 
-// queued -> starting -> enqueued -> finished; cancel: queued -> finished. Guarded by the lane's mutex, except that the
-// request (what to copy) belongs to the lane's thread from `starting` on.
+// queued -> starting -> enqueued -> finished; cancel: queued -> finished. Written under the lane's mutex; read without
+// it only to learn that it is not `enqueued` yet. The request (what to copy) belongs to the lane's thread from
+// `starting` on, all else is guarded by that mutex.
 enum class TransferState { queued, starting, enqueued, finished };
 
 struct Transfer {
@@ -30,7 +32,7 @@ struct Transfer {
   IdList blocks, slots;
   std::shared_ptr<Event> after;  // the caller's stream, when the transfer was asked for
 
-  TransferState state = TransferState::queued;
+  std::atomic<TransferState> state = TransferState::queued;
   bool endless = false;               // its end could not be recorded: its copies may run for ever
   std::shared_ptr<Event> start, end;  // around the copies; exist from `enqueued` on
   Status status;

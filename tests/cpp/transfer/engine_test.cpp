@@ -143,6 +143,26 @@ TEST_F(EngineTest, ACallerThatWaitsForAFewThousandCopiesToBeEnqueuedDoesNotWaitF
   EXPECT_FALSE(stored->lane->done(*stored->transfer)) << "the stream was still busy";
 }
 
+TEST_F(EngineTest, AnAnnouncedTransferMayComeOrNot) {
+  auto first = submit(Direction::store, {0, 1}, {0});
+  ASSERT_TRUE(first.ok() && finish(*first).ok);
+  const Ids too_many(2048);
+  std::atomic<bool> enough{false};
+  std::thread announcer([&] {
+    while (!enough) first->lane->announce();
+  });
+  for (int i = 1; i <= 50; ++i) {
+    EXPECT_FALSE(submit(Direction::store, too_many, {0}).ok());
+    fill_block(2, i);
+    auto handle = submit(Direction::store, {2, 3}, {1});
+    ASSERT_TRUE(handle.ok());
+    EXPECT_TRUE(finish(*handle).ok);
+    EXPECT_EQ((*engine_->slot_address(0, 1))[0], static_cast<std::byte>(i));
+  }
+  enough = true;
+  announcer.join();
+}
+
 TEST_F(EngineTest, ManyThreadsSubmitAndPoll) {
   open(1024);
   std::vector<std::thread> threads;
