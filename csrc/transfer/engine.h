@@ -68,12 +68,11 @@ class Engine {
 
  private:
   struct Sample;
-  using PathSeconds = std::array<double, kPaths.size()>;
   Engine(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, std::vector<GroupGeometry> groups);
   Status check_path(const Lane& lane, std::optional<Path> path, int group) const;
   Status make_lanes(const EngineOptions& options);
-  Result<PathSeconds> measure(const Sample& sample, std::span<const Path> paths);
-  Result<double> measure_once(const Sample& sample, Path path);
+  Status measure(std::vector<Sample>& samples);
+  Result<double> measure_once(const Sample& sample);
   std::shared_ptr<Lane>& lane(Direction direction) { return lanes_[static_cast<int>(direction)]; }
 
   const OwnerProcess owner_;

@@ -16,7 +16,8 @@ constexpr std::int64_t kShareOfFreeMemory = 8;  // the ring takes at most one pa
 constexpr std::array<std::int64_t, 5> kSpanBytes{4 * KiB, 16 * KiB, 64 * KiB, 512 * KiB, 2 * MiB};
 constexpr std::int64_t kChunkBytes = 512 * KiB, kContiguousBytes = 16 * MiB;
 constexpr std::int64_t kMostPages = 4096;
-constexpr int kRounds = 3;
+constexpr int kLeastRounds = 3, kMostRounds = 10;
+constexpr double kSettled = 1.1;  // the second least sample over the least
 constexpr auto kSampleTime = std::chrono::seconds(2);
 
 // The groups that calibration copies stand behind those of the layout: pages in a half of the ring, one group for each
@@ -85,30 +86,38 @@ struct Engine::Sample {
   Direction direction;
   std::size_t group;  // of the calibration groups
   std::int64_t page_bytes, pages, per_chunk;
+  Path path;
+  double least = 0, second = 0;  // seconds from the call until the bytes are there; 0: not measured
+
+  void note(double seconds) {
+    second = least == 0 || seconds < least ? least : second == 0 ? seconds : std::min(second, seconds);
+    least = least == 0 ? seconds : std::min(least, seconds);
+  }
+  bool settled() const { return second > 0 && second <= kSettled * least; }
 };
 
-// By path, seconds from the call until the bytes are there; 0 where the arena has no room for it yet, or not asked for.
-// The least of several rounds, all paths in each: what a path can do, whatever else the machine did meanwhile.
-Result<Engine::PathSeconds> Engine::measure(const Sample& sample, std::span<const Path> paths) {
-  PathSeconds least{};
-  for (int round = 0; round <= kRounds; ++round) {
-    for (const Path path : paths) {
-      auto seconds = measure_once(sample, path);
+// The least that two rounds agree on, more or less: what a path can do, whatever the machine did meanwhile. A round is
+// one of each sample, so that what slows the machine for a moment hits one round of many samples and not all of one.
+Status Engine::measure(std::vector<Sample>& samples) {
+  for (int round = 0; round <= kMostRounds; ++round) {
+    for (Sample& sample : samples) {
+      if (round > kLeastRounds && sample.settled()) continue;
+      auto seconds = measure_once(sample);
       if (!seconds.ok()) return seconds.status();
-      double& known = least[static_cast<std::size_t>(path)];
-      if (round > 0) known = known > 0 ? std::min(known, *seconds) : *seconds;  // the first one warms up
+      if (round > 0 && *seconds > 0) sample.note(*seconds);  // the first one warms up
     }
   }
-  return least;
+  return {};
 }
 
-Result<double> Engine::measure_once(const Sample& sample, Path path) {
+// 0 where the arena has no room for it yet.
+Result<double> Engine::measure_once(const Sample& sample) {
   if (ring_bytes_ == 0) return 0.0;
   Lane& chosen = *lane(sample.direction);
   const int group = static_cast<int>(groups_.size() + sample.group);
   const std::int64_t chunks = sample.pages / sample.per_chunk;
   const std::int64_t slots = chosen.ready_slots(group, arena_->ready_bytes());
-  if (chunks == 0 || slots < chunks || !chosen.can_take(path, group)) return 0.0;
+  if (chunks == 0 || slots < chunks || !chosen.can_take(sample.path, group)) return 0.0;
   std::mt19937 random(1);
   std::vector<std::uint32_t> blocks(ring_bytes_ / 2 / sample.page_bytes), places(slots);
   std::iota(blocks.begin(), blocks.end(), 0), std::iota(places.begin(), places.end(), 0);
@@ -116,7 +125,7 @@ Result<double> Engine::measure_once(const Sample& sample, Path path) {
   auto reached = marks_->take();  // never recorded: nothing to wait for
   if (!reached.ok()) return reached.status();
   auto transfer = std::make_shared<Transfer>();
-  transfer->group = group, transfer->asked_path = path, transfer->after = *reached;
+  transfer->group = group, transfer->asked_path = sample.path, transfer->after = *reached;
   transfer->blocks = chosen.ids().take(chunks * sample.per_chunk), transfer->slots = chosen.ids().take(chunks);
   std::copy_n(blocks.begin(), transfer->blocks.count, transfer->blocks.ids.get());
   std::copy_n(places.begin(), transfer->slots.count, transfer->slots.ids.get());
@@ -137,31 +146,31 @@ Result<std::vector<PathRow>> Engine::calibrate() {
   if (lane(Direction::store)->ready_slots(static_cast<int>(groups_.size()), arena_->ready_bytes()) * kChunkBytes <
       ring_bytes_ / 2)
     return rows;
+  std::vector<Sample> samples;
   for (const Direction direction : {Direction::store, Direction::load}) {
     for (std::size_t group = 0; group < kSpanBytes.size(); ++group) {
       const std::int64_t page_bytes = kSpanBytes[group],
                          per_chunk = std::max<std::int64_t>(kChunkBytes / page_bytes, 1);
       const std::int64_t most = std::min(kMostPages, round_down(ring_bytes_ / 2, kChunkBytes) / page_bytes);
       const std::int64_t few = round_up(std::min<std::int64_t>(64, most / 2), per_chunk);
-      for (const std::int64_t pages : {few, most}) {
-        auto seconds = measure({direction, group, page_bytes, pages, per_chunk}, kPaths);
-        if (!seconds.ok()) return seconds.status();
+      for (const std::int64_t pages : {few, most})
         for (const Path path : kPaths)
-          if (const double least = (*seconds)[static_cast<std::size_t>(path)]; least > 0)
-            rows.push_back({direction, page_bytes, pages / per_chunk * per_chunk, path, least});
-      }
+          samples.push_back({direction, group, page_bytes, round_down(pages, per_chunk), per_chunk, path});
     }
   }
+  KVO_TRY(measure(samples));
+  for (const Sample& sample : samples)
+    if (sample.least > 0)
+      rows.push_back({sample.direction, sample.page_bytes, sample.pages, sample.path, sample.least});
   return rows;
 }
 
 Result<double> Engine::contiguous_bytes_per_s(Direction direction) {
   KVO_TRY(usable());
   const std::int64_t pages = ring_bytes_ / 2 / kContiguousBytes;
-  constexpr std::array dma{Path::dma};
-  auto measured = measure({direction, kSpanBytes.size(), kContiguousBytes, pages, 1}, dma);
-  if (!measured.ok()) return measured.status();
-  const double seconds = (*measured)[static_cast<std::size_t>(Path::dma)];
+  std::vector<Sample> samples{{direction, kSpanBytes.size(), kContiguousBytes, pages, 1, Path::dma}};
+  KVO_TRY(measure(samples));
+  const double seconds = samples.front().least;
   return seconds > 0 ? static_cast<double>(pages * kContiguousBytes) / seconds : 0.0;
 }
 

@@ -87,7 +87,7 @@ class Lane {
   Status make_page_table();
   void run() noexcept;
   void serve();
-  void await_announced(std::unique_lock<std::mutex>& lock);
+  void stay_awake(std::unique_lock<std::mutex>& lock);
   Status enqueue(Transfer& transfer);
   void locate(Transfer& transfer);  // into blocks_, slots_
   PathChoice choose(const Transfer& transfer);
@@ -138,8 +138,8 @@ class Lane {
   // The last points of the stream, one every kWindowStep copies: how far the device may lag behind this thread.
   std::deque<std::shared_ptr<Event>> window_;
   std::int64_t window_cost_ = 0;
-  std::atomic<std::int64_t> arrivals_{0};  // transfers ever queued; grows under the mutex
-  std::atomic<int> callers_waiting_{0};    // in before(), for a transfer to be enqueued
+  std::atomic<std::int64_t> calls_{0};   // for the thread, while it stays awake; grows under the mutex
+  std::atomic<int> callers_waiting_{0};  // in before(), for a transfer to be enqueued
   std::atomic<bool> abandoned_{false};
   std::thread thread_;
 };
