@@ -3,7 +3,7 @@
     transfer.py [--quick]
 
 Device pages at random, slots of 2 MiB at random (of 1 MiB for the small transfers), the same for all paths; random
-data; the caller's stream is one of its own; time from the call until a spinning caller sees the end; median of 9.
+data; the caller's stream is one of its own; time from the call until a spinning caller sees the end; median of 21.
 Ceiling: contiguous copies of 1 GiB, both at once for `bidir`. Every shape and path is verified once, byte by byte.
 """
 
@@ -20,7 +20,7 @@ import torch
 import kvoffload as kv
 from kvoffload import _C
 
-REPEATS = 9
+REPEATS = 21
 SLOT_BYTES = 2 << 20
 PATHS = ("auto", "dma", "kernel", "staged")
 SHAPES = [(4096, 8192), (16384, 8192), (65536, 8192), (65536, 1024), (524288, 1024), (2097152, 1024)]
@@ -68,20 +68,24 @@ class Shape:
         torch.cuda.synchronize()
 
 
-def spin(*transfers: kv.Transfer) -> None:
+def spin(*transfers: kv.Transfer) -> list[float]:
+    """Until all are done; seconds that each took on the device."""
     for transfer in transfers:
         while not transfer.done():
             pass
         assert transfer.result.ok, transfer.result.error
+    return [transfer.result.seconds for transfer in transfers]
 
 
-def timed(run: Callable[[], None], repeats: int = REPEATS) -> float:
+def timed(run: Callable[[], list[float]], on_device: list[float]) -> float:
+    """Median seconds of `run`; those of the first transfer on the device go to `on_device`."""
     run()
     samples = []
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         start = time.perf_counter()
-        run()
+        seconds = run()
         samples.append(time.perf_counter() - start)
+        on_device.append(seconds[0])
     return statistics.median(samples)
 
 
@@ -91,14 +95,18 @@ def one_way(metrics: dict, details: dict, ceiling: dict[str, float]) -> None:
         for path in PATHS:
             shape.verify(path)
             for way in WAYS:
-                seconds = timed(lambda way=way, path=path, shape=shape: spin(shape.submit(way, path)))
+                on_device: list[float] = []
+                seconds = timed(lambda way=way, path=path, shape=shape: spin(shape.submit(way, path)), on_device)
                 rate, key = shape.bytes / 1e9 / seconds, f"transfer.{way}.{page_bytes}.n{count}"
                 metrics[f"{key}.{path}_gb_per_s"] = rate
                 if path == "auto":
                     metrics[f"{key}.ratio"] = rate / ceiling[way]
                     transfer = shape.submit(way, path)
                     spin(transfer)
-                    details[key] = {"path": transfer.result.path, "reason": transfer.result.reason}
+                    details[key] = {
+                        "path": transfer.result.path, "reason": transfer.result.reason, "us": seconds * 1e6,
+                        "us_on_device": statistics.median(on_device) * 1e6,
+                    }  # fmt: skip
         shape.mover.close()
 
 
@@ -107,7 +115,7 @@ def both_ways(metrics: dict, both_gb_per_s: float) -> None:
         shape = Shape(page_bytes, count)
         for path in PATHS:
             run = lambda path=path, shape=shape: spin(*(shape.submit(way, path) for way in WAYS))  # noqa: E731
-            rate = 2 * shape.bytes / 1e9 / timed(run)
+            rate = 2 * shape.bytes / 1e9 / timed(run, [])
             metrics[f"transfer.bidir.{page_bytes}.{path}_gb_per_s"] = rate
             if path == "auto":
                 metrics[f"transfer.bidir.{page_bytes}.ratio"] = rate / both_gb_per_s

@@ -74,7 +74,7 @@ class Mover:
         self._path, ring_bytes, calibrate = check_path(path), check_ring(ring), check_flag(calibrate, "calibrate")
         device = _make_device(layout.device)
         self._arena = _C.Arena(
-            device, host_bytes, huge_pages=huge_pages, background=background, threads=threads,
+            device, host_bytes, huge_pages=huge_pages, background=background, held=True, threads=threads,
             cgroup_root=cgroup_root, proc_root=proc_root,
         )  # fmt: skip
         geometries = [group.geometry for group in layout.groups]
@@ -87,6 +87,7 @@ class Mover:
         except BaseException:  # Ctrl-C while measuring too
             self.close()
             raise
+        self._arena.fill_rest()  # not before: pinning slows down what the driver is asked for, and so the measurement
         chosen = self._path_table.summary() if self._path == "auto" else f"{self._path} for all, as asked"
         self._paths_in_words = f"{self._path_table.source}: {chosen}" if chosen else self._path_table.source
 

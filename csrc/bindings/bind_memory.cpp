@@ -42,20 +42,21 @@ static py::dict report_dict(const Arena& arena) {
 
 void bind_memory(py::module_& m) {
   py::class_<Arena, std::shared_ptr<Arena>>(m, "Arena")
-      .def(py::init([](std::shared_ptr<Device> device, std::int64_t bytes, bool huge_pages, bool background,
+      .def(py::init([](std::shared_ptr<Device> device, std::int64_t bytes, bool huge_pages, bool background, bool held,
                        int threads, std::string cgroup_root, std::string proc_root) {
              ArenaOptions options;
              options.bytes = bytes;
              options.huge_pages = huge_pages;
              options.background = background;
+             options.held = held;
              options.threads = threads;
              options.cgroup_root = std::move(cgroup_root);
              options.proc_root = std::move(proc_root);
              return make_arena(std::move(device), std::move(options));
            }),
            py::arg("device"), py::arg("bytes"), py::kw_only(), py::arg("huge_pages") = true,
-           py::arg("background") = true, py::arg("threads") = 16, py::arg("cgroup_root") = "/sys/fs/cgroup",
-           py::arg("proc_root") = "/proc")
+           py::arg("background") = true, py::arg("held") = false, py::arg("threads") = 16,
+           py::arg("cgroup_root") = "/sys/fs/cgroup", py::arg("proc_root") = "/proc")
       .def_property_readonly("bytes", &Arena::bytes)
       .def_property_readonly("ready_bytes", &Arena::ready_bytes)
       .def_property_readonly("address",
@@ -66,6 +67,7 @@ void bind_memory(py::module_& m) {
             without_gil([&] { return arena.wait_ready(bytes, deadline_in(timeout_seconds)); });
           },
           py::arg("bytes"), py::arg("timeout_seconds"))
+      .def("fill_rest", &Arena::fill_rest)
       .def("report", &report_dict);
 }
 

@@ -81,7 +81,7 @@ void Arena::advise() {
                                                  : "; memory may lie far from the device"));
     }
   }
-  filler_ = std::make_unique<Filler>(*device_, region_, prefault);
+  filler_ = std::make_unique<Filler>(*device_, region_, prefault, options_.background && options_.held);
 }
 
 void Arena::warn(const std::string& warning) {
@@ -91,6 +91,10 @@ void Arena::warn(const std::string& warning) {
 Status Arena::nothing_ready(const Status& cause) const {
   return Status(cause.code(), "host: asked for " + size_text(options_.bytes) + ", none of it could be made ready: " +
                                   cause.message() + ": lower `host` or raise the limit that it met");
+}
+
+void Arena::fill_rest() {
+  if (!owner_.forked() && !closed_) filler_->go_on();
 }
 
 std::int64_t Arena::ready_bytes() const { return filler_ ? std::min(filler_->ready_bytes(), options_.bytes) : 0; }

@@ -23,6 +23,7 @@ struct ArenaOptions {
   bool huge_pages = true;
   double huge_page_stall_seconds = 5;          // 16 MiB of huge pages slower than this: small pages from there on
   bool background = true;                      // false: create() returns when all is ready
+  bool held = false;                           // in the background, but not before fill_rest()
   int threads = 16;                            // prefault threads, at most the cores this process may use
   bool needs_memlock = false;                  // the memory will be registered with io_uring: RLIMIT_MEMLOCK counts
   std::string cgroup_root = "/sys/fs/cgroup";  // tests point it at a made-up tree
@@ -55,6 +56,8 @@ class Arena {
   static Result<std::unique_ptr<Arena>> create(std::shared_ptr<Device> device, const ArenaOptions& options);
   ~Arena();  // close()
   Arena(const Arena&) = delete;
+
+  void fill_rest();  // see ArenaOptions::held: registering would slow down whoever uses the driver meanwhile
 
   std::byte* base() const { return region_.base(); }  // null after close() and leak()
   std::int64_t bytes() const { return options_.bytes; }

@@ -13,14 +13,22 @@ namespace kvo {
 // two of them those threads get this long.
 constexpr std::chrono::microseconds kYield{200};
 
-Filler::Filler(Device& device, MappedRegion& region, PrefaultOptions options)
-    : device_(device), region_(region), options_(options) {}
+Filler::Filler(Device& device, MappedRegion& region, PrefaultOptions options, bool held)
+    : device_(device), region_(region), options_(options), held_(held) {}
 
 Status Filler::start() try {
   thread_ = std::thread([this] { run(); });
   return {};
 } catch (const std::system_error& error) {
   return Status(Code::unsupported, std::string("cannot start the thread that pins memory: ") + error.what());
+}
+
+void Filler::go_on() {
+  {
+    std::lock_guard lock(mutex_);
+    held_ = false;
+  }
+  changed_.notify_all();
 }
 
 void Filler::stop() {
@@ -79,7 +87,10 @@ Status Filler::fill_pieces(Prefaulter& prefaulter) {
     KVO_TRY(pin(offset, end - offset));
     publish(end);
     // The first bytes are waited for: nothing is launched beside them yet.
-    if (end >= kFirstReadyBytes) yield_driver_lock();
+    if (end >= kFirstReadyBytes && end < region_.bytes()) {
+      wait_while_held();
+      yield_driver_lock();
+    }
     offset = end;
   }
   return {};
@@ -104,6 +115,11 @@ void Filler::publish(std::int64_t ready_bytes) {
 void Filler::yield_driver_lock() {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, kYield, [&] { return stop_.load(); });
+}
+
+void Filler::wait_while_held() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return !held_ || stop_; });
 }
 
 void Filler::finish(Status status) {

@@ -27,11 +27,13 @@ class Filler {
   };
 
   // Bytes count in pages here: the arena's exact size is cut by the arena.
-  Filler(Device& device, MappedRegion& region, PrefaultOptions options);
+  // `held`: no piece after the first bytes is pinned before go_on().
+  Filler(Device& device, MappedRegion& region, PrefaultOptions options, bool held);
   ~Filler() { stop(); }
   Filler(const Filler&) = delete;
 
   Status start();
+  void go_on();
   void stop();  // the piece in hand is finished, no other begun; the thread is gone
   std::int64_t ready_bytes() const { return ready_.load(std::memory_order_acquire); }
   // Until `bytes` are ready or never will be; false: the deadline passed first.
@@ -50,6 +52,7 @@ class Filler {
   Status pin(std::int64_t offset, std::int64_t bytes);
   void publish(std::int64_t ready_bytes);
   void yield_driver_lock();
+  void wait_while_held();
   void finish(Status status);
   bool settled(std::int64_t bytes) const { return ready_bytes() >= bytes || progress_.finished; }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - began_).count(); }
@@ -62,6 +65,7 @@ class Filler {
   std::atomic<bool> stop_{false}, gave_up_huge_pages_{false};
   mutable std::mutex mutex_;
   std::condition_variable changed_;
+  bool held_;
   Progress progress_;  // what is atomic above is filled in on reading
   std::thread thread_;
 };

@@ -129,6 +129,22 @@ TEST_F(ArenaTest, UsableFromTheFirstGiBWhileTheRestGrows) {
   EXPECT_EQ(arena->ready_bytes(), options.bytes);
 }
 
+TEST_F(ArenaTest, HeldAfterTheFirstGiBUntilToldToGoOn) {
+  options.bytes = kFirstReadyBytes + 2 * kPieceBytes;
+  options.held = true;
+  auto arena = make();
+  EXPECT_EQ(arena->wait_ready(kFirstReadyBytes + 1, soon()).code(), Code::timeout);
+  EXPECT_EQ(arena->ready_bytes(), kFirstReadyBytes);
+  arena->fill_rest();
+  EXPECT_TRUE(arena->wait_ready(options.bytes, late()).ok());
+
+  arena->close();
+
+  auto never_told = make();
+  never_told->close();
+  EXPECT_EQ(device->pins().size(), 0u);
+}
+
 TEST_F(ArenaTest, ReadyBytesMayBeWrittenWhileOthersArePinned) {
   options.bytes = kFirstReadyBytes + 4 * kPieceBytes;
   auto arena = make();

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <random>
 #include <set>
@@ -57,6 +58,34 @@ TEST_F(RequestCheckTest, IdsBeyond32BitsAreRefused) {
   for (const std::int64_t id : {-1L, std::int64_t{1} << 31, std::int64_t{1} << 32, INT64_MAX, INT64_MIN}) {
     EXPECT_FALSE(ask({id}, {0}).ok()) << id;
     EXPECT_FALSE(ask({0}, {id}).ok()) << id;
+  }
+}
+
+// Long lists are copied in another way.
+TEST_F(RequestCheckTest, LongListsAgreeWithASetToo) {
+  constexpr std::int64_t kMany = 50003, kLong = 20003;  // no multiple of anything
+  const std::vector<GroupGeometry> groups{{{PageRun{1 << 20, 64, 64}}, kMany, 1}};
+  const ExtentPlan extents = plan_extents(kMany * kSlotAlign, {kSlotAlign});
+  RequestCheck check(groups, extents, kMany * kSlotAlign);
+  std::mt19937 random(1);
+  std::vector<std::int64_t> all(kMany);
+  std::iota(all.begin(), all.end(), 0);
+  const std::array<std::int64_t, 7> strange{-1, kMany, 1L << 31, 1L << 32, (1L << 32) + 5, INT64_MAX, INT64_MIN};
+  for (int round = 0; round < 60; ++round) {
+    std::shuffle(all.begin(), all.end(), random);
+    std::vector<std::int64_t> blocks(all.begin(), all.begin() + kLong), slots(all.end() - kLong, all.end());
+    const std::size_t at = random() % kLong;
+    std::vector<std::int64_t>& list = random() % 2 ? blocks : slots;
+    if (round % 3 == 1) list[at] = strange[random() % strange.size()];
+    if (round % 3 == 2) list[at] = list[(at + 1 + random() % (kLong - 1)) % kLong];
+    IdList block_ids = pool_.take(kLong), slot_ids = pool_.take(kLong);
+    const bool ok = check.check({0, blocks, slots, 0}, kMany * kSlotAlign, block_ids, slot_ids).ok();
+    ASSERT_EQ(ok, round % 3 == 0) << "round " << round;
+    if (ok) {
+      ASSERT_TRUE(std::equal(blocks.begin(), blocks.end(), block_ids.ids.get()));
+      ASSERT_TRUE(std::equal(slots.begin(), slots.end(), slot_ids.ids.get()));
+    }
+    pool_.put_back(block_ids), pool_.put_back(slot_ids);
   }
 }
 
