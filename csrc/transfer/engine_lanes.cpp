@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
+#include <set>
 
 #include "transfer/engine.h"
 
@@ -15,8 +16,8 @@ constexpr std::int64_t kShareOfFreeMemory = 8;  // the ring takes at most one pa
 // What calibration copies.
 constexpr std::array<std::int64_t, 5> kSpanBytes{4 * KiB, 16 * KiB, 64 * KiB, 512 * KiB, 2 * MiB};
 constexpr std::int64_t kChunkBytes = 512 * KiB, kContiguousBytes = 16 * MiB;
-constexpr std::int64_t kMostPages = 4096;
-constexpr int kLeastRounds = 3, kMostRounds = 10;
+constexpr std::int64_t kMostPages = 8192;
+constexpr int kLeastRounds = 3, kMostRounds = 6;
 constexpr double kSettled = 1.1;  // the second least sample over the least
 constexpr auto kSampleTime = std::chrono::seconds(2);
 
@@ -153,7 +154,7 @@ Result<std::vector<PathRow>> Engine::calibrate() {
                          per_chunk = std::max<std::int64_t>(kChunkBytes / page_bytes, 1);
       const std::int64_t most = std::min(kMostPages, round_down(ring_bytes_ / 2, kChunkBytes) / page_bytes);
       const std::int64_t few = round_up(std::min<std::int64_t>(64, most / 2), per_chunk);
-      for (const std::int64_t pages : {few, most})
+      for (const std::int64_t pages : std::set{few, std::clamp(most / 4, few, most), most})
         for (const Path path : kPaths)
           samples.push_back({direction, group, page_bytes, round_down(pages, per_chunk), per_chunk, path});
     }

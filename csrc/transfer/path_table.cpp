@@ -5,39 +5,41 @@
 namespace kvo {
 
 PathTable::PathTable(const std::vector<PathRow>& rows) {
-  using Points = std::map<std::int64_t, double>;  // number of spans -> seconds
-  std::map<std::pair<Direction, Path>, std::map<std::int64_t, Points>> all;
   for (const PathRow& row : rows)
-    if (row.seconds > 0 && row.spans > 0) all[{row.direction, row.path}][row.span_bytes][row.spans] = row.seconds;
-  for (const auto& [key, sizes] : all) {
-    for (const auto& [span_bytes, points] : sizes) {
-      const auto [fewest, least] = *points.begin();
-      const auto [most, longest] = *points.rbegin();
-      const double each = fewest == most ? longest / static_cast<double>(most)
-                                         : std::max(longest - least, 0.0) / static_cast<double>(most - fewest);
-      lines_[key][span_bytes] = {std::max(least - each * static_cast<double>(fewest), 0.0), each};
-    }
-  }
+    if (row.seconds > 0 && row.spans > 0)
+      curves_[{row.direction, row.path}][row.span_bytes][static_cast<double>(row.spans)] = row.seconds;
+}
+
+// More spans never take less time, and a single point means so much a span.
+double PathTable::at(const Curve& curve, double spans) {
+  auto above = curve.lower_bound(spans);
+  if (above == curve.end()) --above;
+  if (above == curve.begin() && curve.size() > 1) ++above;
+  if (above == curve.begin()) return above->second / above->first * spans;
+  const auto [fewer, less] = *std::prev(above);
+  const double each = std::max(above->second - less, 0.0) / (above->first - fewer);
+  const double seconds = less + each * (spans - fewer);
+  return spans < fewer ? std::max(seconds, less / fewer * spans) : seconds;
 }
 
 std::optional<double> PathTable::seconds(Direction direction, Path path, std::int64_t span_bytes,
                                          std::int64_t spans) const {
-  const auto found = lines_.find({direction, path});
-  if (found == lines_.end()) return std::nullopt;
-  const Lines& lines = found->second;
+  const auto found = curves_.find({direction, path});
+  if (found == curves_.end()) return std::nullopt;
+  const Curves& curves = found->second;
   const auto count = static_cast<double>(spans);
-  const auto above = lines.lower_bound(span_bytes);
-  if (above == lines.end()) {
-    const auto& [bytes, line] = *lines.rbegin();
-    return line.start + count * line.each * static_cast<double>(span_bytes) / static_cast<double>(bytes);
+  const auto above = curves.lower_bound(span_bytes);
+  if (above == curves.end()) {
+    const auto& [bytes, curve] = *curves.rbegin();
+    return at(curve, count * static_cast<double>(span_bytes) / static_cast<double>(bytes));
   }
-  const Line& high = above->second;
-  if (above == lines.begin() || above->first == span_bytes) return high.start + count * high.each;
+  const double high = at(above->second, count);
+  if (above == curves.begin() || above->first == span_bytes) return high;
   const auto below = std::prev(above);
-  const Line& low = below->second;
+  const double low = at(below->second, count);
   const double share =
       static_cast<double>(span_bytes - below->first) / static_cast<double>(above->first - below->first);
-  return low.start + (high.start - low.start) * share + count * (low.each + (high.each - low.each) * share);
+  return low + (high - low) * share;
 }
 
 }  // namespace kvo

@@ -20,16 +20,16 @@ class PathTable {
  public:
   PathTable() = default;
   explicit PathTable(const std::vector<PathRow>& rows);
-  // Nothing where no row is of this direction and path. Linear in the number of spans for one size; between two sizes
-  // linear in the bytes; beyond the largest one the time of a span grows with its bytes.
+  // Nothing where no row is of this direction and path. Linear in the number of spans between two that were measured
+  // and beyond; between two sizes linear in their bytes; spans longer than the longest count as several of it.
   std::optional<double> seconds(Direction direction, Path path, std::int64_t span_bytes, std::int64_t spans) const;
 
  private:
-  struct Line {  // seconds = start + spans * each
-    double start, each;
-  };
-  using Lines = std::map<std::int64_t, Line>;  // by span size
-  std::map<std::pair<Direction, Path>, Lines> lines_;
+  using Curve = std::map<double, double>;        // number of spans -> seconds
+  using Curves = std::map<std::int64_t, Curve>;  // by span size
+  static double at(const Curve& curve, double spans);
+
+  std::map<std::pair<Direction, Path>, Curves> curves_;
 };
 
 }  // namespace kvo

@@ -31,6 +31,17 @@ TEST(PathTable, LinearBetweenItsRowsAndBeyondThem) {
   EXPECT_FALSE(paths.seconds(Direction::store, Path::kernel, 4096, 1).has_value());
 }
 
+TEST(PathTable, BetweenTwoCountsOnlyThoseTwoMatter) {
+  const PathTable paths({{kLoad, 4096, 10, Path::staged, 20e-6},
+                         {kLoad, 4096, 100, Path::staged, 56e-6},
+                         {kLoad, 4096, 1000, Path::staged, 956e-6}});
+  const auto us = [&](std::int64_t spans) { return *paths.seconds(kLoad, Path::staged, 4096, spans) * 1e6; };
+  EXPECT_NEAR(us(55), 38, 1e-3);
+  EXPECT_NEAR(us(550), 506, 1e-3);
+  EXPECT_NEAR(us(2000), 1956, 1e-3);
+  EXPECT_NEAR(us(5), 18, 1e-3);
+}
+
 TEST(PathTable, RowsOutOfOrderOrWithOnePointAreFine) {
   const PathTable one({{kLoad, 4096, 100, Path::dma, 1e-3}});
   EXPECT_NEAR(*one.seconds(kLoad, Path::dma, 4096, 200), 2e-3, 1e-9);

@@ -184,7 +184,7 @@ TEST_F(EngineTest, CalibrationMeasuresEveryPathInAnArenaThatIsLargeEnough) {
   make_engine(make_host_device(), group, 200, options);  // 100 MiB
   auto rows = engine_->calibrate();
   ASSERT_TRUE(rows.ok()) << rows.status().message();
-  EXPECT_EQ(rows->size(), 2u * 5 * 2 * 3);
+  EXPECT_EQ(rows->size(), 2u * (3 + 3 + 2 + 2 + 2) * 3) << "directions, numbers of pages of each size, paths";
   EXPECT_TRUE(std::all_of(tensor.begin(), tensor.end(), [](std::byte each) { return each == std::byte{0}; }));
   engine_->set_path_table(*rows);
   EXPECT_GT(*engine_->contiguous_bytes_per_s(Direction::load), 0);
