@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Stages of the runs on a GPU machine without a network; raw results go to $OUT. A short summary comes last.
 #   h200.sh build                 compile for this GPU and put the extension into the package in the source tree
-#   h200.sh tests [FILTER]        conformance, order, faults on the GPU
+#   h200.sh tests                 conformance, order, faults on the GPU
+#   h200.sh order FILTER          some of the order tests with one hardware queue and busy streams
 #   h200.sh sanitize [TOOL...]    compute-sanitizer over a part of these tests: memcheck racecheck initcheck
 #   h200.sh micro [NAME...]       pool (first: it wants a cold machine), submit, gil, transfer, interference
 #   h200.sh vllm-install DIR      install one part of a packed vLLM (DIR/install.sh)
@@ -50,10 +51,13 @@ sanitize() {
 
 case "$stage" in
   build) build ;;
-  tests)  # on 8 processes; the test that reads the GPU's free memory has it to itself
-    run_pytest gpu-tests -n 8 -m gpu tests/python tests/gpu -k "${1:-not keeping_gpu_memory}"
-    run_pytest gpu-alone -m gpu tests/gpu -k keeping_gpu_memory
+  tests)  # on 8 processes; busy streams take their time slices from all of them, so they come later; alone: free memory
+    run_pytest gpu-tests -n 8 -m gpu tests/python tests/gpu -k "not keeping_gpu_memory and not order_holds_with" || failed=1
+    run_pytest gpu-order -n 2 -m gpu tests/gpu -k order_holds_with || failed=1
+    run_pytest gpu-alone -m gpu tests/gpu -k keeping_gpu_memory || failed=1
+    exit "${failed:-0}"
     ;;
+  order) run_pytest gpu-order -n 2 -m gpu tests/gpu -k "order_holds_with and ($1)" ;;
   sanitize) sanitize ${*:-memcheck racecheck initcheck} ;;
   micro) for name in ${*:-pool submit gil transfer interference}; do echo "== $name"; python3 "bench/$name.py"; done ;;
   vllm-install) bash "$1/install.sh" && echo "installed $1" ;;

@@ -1,14 +1,14 @@
 """Each path, and the choice between them, against the link's ceiling of the same process.
 
-    transfer.py [--quick]
+    transfer.py
 
 Device pages at random, slots of 2 MiB at random (of 1 MiB for the small transfers), the same for all paths; random
-data; the caller's stream is one of its own; time from the call until a spinning caller sees the end; median of 21.
-Ceiling: contiguous copies of 1 GiB, both at once for `bidir`. Every shape and path is verified once, byte by byte.
+data; the caller's stream is one of its own; time from the call until a spinning caller sees the end. Ceiling: copies of
+1 GiB, both at once for `bidir`. All take turns, 11 rounds of 2 samples each; medians. Every shape and path is verified
+once, byte by byte.
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 import kvoffload as kv
 from kvoffload import _C
 
-REPEATS = 21
+ROUNDS, IN_A_ROW = 11, 2
 SLOT_BYTES = 2 << 20
 PATHS = ("auto", "dma", "kernel", "staged")
 SHAPES = [(4096, 8192), (16384, 8192), (65536, 8192), (65536, 1024), (524288, 1024), (2097152, 1024)]
@@ -77,49 +77,87 @@ def spin(*transfers: kv.Transfer) -> list[float]:
     return [transfer.result.seconds for transfer in transfers]
 
 
-def timed(run: Callable[[], list[float]], on_device: list[float]) -> float:
-    """Median seconds of `run`; those of the first transfer on the device go to `on_device`."""
-    run()
-    samples = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        seconds = run()
-        samples.append(time.perf_counter() - start)
-        on_device.append(seconds[0])
-    return statistics.median(samples)
+class Contiguous:
+    """Copies of 1 GiB, the ceiling: one way or both ways at once."""
+
+    bytes = 1 << 30
+
+    def __init__(self) -> None:
+        self.host = [torch.ones(self.bytes, dtype=torch.uint8).pin_memory() for _ in WAYS]
+        self.device = [torch.randint(0, 256, (self.bytes,), dtype=torch.uint8, device="cuda") for _ in WAYS]
+        self.streams = [torch.cuda.Stream() for _ in WAYS]
+
+    def copy(self, ways: tuple[str, ...]) -> None:
+        for way in ways:
+            i = WAYS.index(way)
+            to, source = (self.host, self.device) if way == "d2h" else (self.device, self.host)
+            with torch.cuda.stream(self.streams[i]):
+                to[i].copy_(source[i], non_blocking=True)
+        for way in ways:
+            self.streams[WAYS.index(way)].synchronize()
 
 
-def one_way(metrics: dict, details: dict, ceiling: dict[str, float]) -> None:
+class Samples:
+    """Seconds by name. Everything takes turns, some samples each, so that all meet the same machine."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {}
+        self.on_device: dict[str, list[float]] = {}
+
+    def take(self, name: str, run: Callable[[], list[float] | None]) -> None:
+        run()  # not measured: what came before was another kind of transfer
+        for _ in range(IN_A_ROW):
+            start = time.perf_counter()
+            on_device = run()
+            self.seconds.setdefault(name, []).append(time.perf_counter() - start)
+            if on_device:
+                self.on_device.setdefault(name, []).append(on_device[0])
+
+    def gb_per_s(self, name: str, moved_bytes: int) -> float:
+        return moved_bytes / 1e9 / statistics.median(self.seconds[name])
+
+
+def measure(ceiling: Contiguous, shapes: dict[tuple[int, int], Shape]) -> Samples:
+    samples = Samples()
+    for _ in range(ROUNDS):
+        for ways in (*((way,) for way in WAYS), WAYS):
+            samples.take("ceiling." + "+".join(ways), lambda ways=ways: ceiling.copy(ways))
+        for (page_bytes, count), shape in shapes.items():
+            for path in PATHS:
+                for way in WAYS if (page_bytes, count) in SHAPES else ():
+                    run = lambda shape=shape, way=way, path=path: spin(shape.submit(way, path))  # noqa: E731
+                    samples.take(f"{way}.{page_bytes}.n{count}.{path}", run)
+                if (page_bytes, count) in BIDIR:
+                    run = lambda shape=shape, path=path: spin(*(shape.submit(way, path) for way in WAYS))  # noqa: E731
+                    samples.take(f"bidir.{page_bytes}.{path}", run)
+    return samples
+
+
+def report(samples: Samples, shapes: dict[tuple[int, int], Shape], metrics: dict, details: dict) -> None:
+    ceilings = {way: samples.gb_per_s(f"ceiling.{way}", Contiguous.bytes) for way in WAYS}
+    ceilings["bidir"] = samples.gb_per_s("ceiling." + "+".join(WAYS), 2 * Contiguous.bytes)
+    for name, rate in ceilings.items():
+        metrics[f"transfer.ceiling.{name.replace('bidir', 'both')}_gb_per_s"] = rate
     for page_bytes, count in SHAPES:
-        shape = Shape(page_bytes, count)
-        for path in PATHS:
-            shape.verify(path)
-            for way in WAYS:
-                on_device: list[float] = []
-                seconds = timed(lambda way=way, path=path, shape=shape: spin(shape.submit(way, path)), on_device)
-                rate, key = shape.bytes / 1e9 / seconds, f"transfer.{way}.{page_bytes}.n{count}"
-                metrics[f"{key}.{path}_gb_per_s"] = rate
-                if path == "auto":
-                    metrics[f"{key}.ratio"] = rate / ceiling[way]
-                    transfer = shape.submit(way, path)
-                    spin(transfer)
-                    details[key] = {
-                        "path": transfer.result.path, "reason": transfer.result.reason, "us": seconds * 1e6,
-                        "us_on_device": statistics.median(on_device) * 1e6,
-                    }  # fmt: skip
-        shape.mover.close()
-
-
-def both_ways(metrics: dict, both_gb_per_s: float) -> None:
+        for way in WAYS:
+            report_one(samples, f"{way}.{page_bytes}.n{count}", page_bytes * count, ceilings[way], metrics, details)
+            last = shapes[page_bytes, count].submit(way, "auto")
+            spin(last)
+            details[f"{way}.{page_bytes}.n{count}"] |= {"path": last.result.path, "reason": last.result.reason}
     for page_bytes, count in BIDIR:
-        shape = Shape(page_bytes, count)
-        for path in PATHS:
-            run = lambda path=path, shape=shape: spin(*(shape.submit(way, path) for way in WAYS))  # noqa: E731
-            rate = 2 * shape.bytes / 1e9 / timed(run, [])
-            metrics[f"transfer.bidir.{page_bytes}.{path}_gb_per_s"] = rate
-            if path == "auto":
-                metrics[f"transfer.bidir.{page_bytes}.ratio"] = rate / both_gb_per_s
-        shape.mover.close()
+        report_one(samples, f"bidir.{page_bytes}", 2 * page_bytes * count, ceilings["bidir"], metrics, details)
+
+
+def report_one(
+    samples: Samples, name: str, moved_bytes: int, ceiling_gb_per_s: float, metrics: dict, details: dict
+) -> None:
+    for path in PATHS:
+        metrics[f"transfer.{name}.{path}_gb_per_s"] = samples.gb_per_s(f"{name}.{path}", moved_bytes)
+    metrics[f"transfer.{name}.ratio"] = metrics[f"transfer.{name}.auto_gb_per_s"] / ceiling_gb_per_s
+    details[name] = {
+        "auto_us": results.spread([1e6 * seconds for seconds in samples.seconds[f"{name}.auto"]]),
+        "auto_us_on_device": statistics.median(samples.on_device[f"{name}.auto"]) * 1e6,
+    }
 
 
 def small(metrics: dict, details: dict) -> None:
@@ -147,22 +185,19 @@ def small(metrics: dict, details: dict) -> None:
 
 def main() -> None:
     torch.cuda.set_stream(torch.cuda.Stream())
-    device = _C.cuda_device(0)
-    store, load = _C.ceiling_gb_per_s(device, 1 << 30, False)
-    both = sum(_C.ceiling_gb_per_s(device, 1 << 30, True))
-    metrics = {"ceiling.d2h_gb_per_s": store, "ceiling.h2d_gb_per_s": load, "ceiling.both_gb_per_s": both}
-    metrics = {f"transfer.{key}": value for key, value in metrics.items()}
-    details: dict = {"device": device.identity()}
+    details: dict = {"device": _C.cuda_device(0).identity()}
     shape = Shape(*SMALL)
-    metrics["ring.bytes"] = shape.mover.stats()["ring_bytes"]
+    metrics = {"ring.bytes": shape.mover.stats()["ring_bytes"]}
     table = shape.mover.path_table
     source = table.source.replace(str(Path.home()), "~")
     details["path_table"] = {"source": source, "ceilings": table.ceilings, "rows": [c.row for c in table.rows]}
     shape.mover.close()
     small(metrics, details)
-    if "--quick" not in sys.argv:
-        both_ways(metrics, both)
-    one_way(metrics, details, {"d2h": store, "h2d": load})
+    shapes = {key: Shape(*key) for key in dict.fromkeys(SHAPES + BIDIR)}
+    for shape in shapes.values():
+        for path in PATHS:
+            shape.verify(path)
+    report(measure(Contiguous(), shapes), shapes, metrics, details)
     results.write("transfer", metrics, **details)
 
 
