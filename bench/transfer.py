@@ -4,10 +4,11 @@
 
 Device pages at random, slots of 2 MiB at random (of 1 MiB for the small transfers), the same for all paths; random
 data; the caller's stream is one of its own; time from the call until a spinning caller sees the end. Ceiling: copies of
-1 GiB, both at once for `bidir`. All take turns, 11 rounds of 2 samples each; medians. Every shape and path is verified
-once, byte by byte.
+1 GiB, both at once for `bidir`. All take turns, 11 rounds of 2 samples each, the paths in another order each time;
+medians. Every shape and path is verified once, byte by byte.
 """
 
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ BIDIR = [(16384, 32768), (65536, 8192), (2097152, 1024)]
 SMALL = (16384, 64)
 SMALL_ROUNDS, WARMUP_ROUNDS = 520, 20
 WAYS = ("d2h", "h2d")
+ORDER = random.Random(0)
 
 
 class Shape:
@@ -117,13 +119,18 @@ class Samples:
         return moved_bytes / 1e9 / statistics.median(self.seconds[name])
 
 
+def shuffled(paths: tuple[str, ...]) -> list[str]:
+    """What comes first is slower: before it came another shape, or another path."""
+    return ORDER.sample(paths, len(paths))
+
+
 def measure(ceiling: Contiguous, shapes: dict[tuple[int, int], Shape]) -> Samples:
     samples = Samples()
     for _ in range(ROUNDS):
         for ways in (*((way,) for way in WAYS), WAYS):
             samples.take("ceiling." + "+".join(ways), lambda ways=ways: ceiling.copy(ways))
         for (page_bytes, count), shape in shapes.items():
-            for path in PATHS:
+            for path in shuffled(PATHS):
                 for way in WAYS if (page_bytes, count) in SHAPES else ():
                     run = lambda shape=shape, way=way, path=path: spin(shape.submit(way, path))  # noqa: E731
                     samples.take(f"{way}.{page_bytes}.n{count}.{path}", run)
@@ -168,8 +175,7 @@ def small(metrics: dict, details: dict) -> None:
         samples: dict[str, list[float]] = {path: [] for path in PATHS}
         for path in PATHS:
             shape.verify(path)
-        for i in range(SMALL_ROUNDS * len(PATHS)):
-            path = PATHS[i % len(PATHS)]
+        for path in (path for _ in range(SMALL_ROUNDS) for path in shuffled(PATHS)):
             start = time.perf_counter()
             spin(shape.submit(way, path))
             samples[path].append(time.perf_counter() - start)

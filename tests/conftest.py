@@ -4,6 +4,19 @@ import os
 
 import pytest
 
+from kvoffload import _C
+
+
+@pytest.fixture(autouse=True)
+def _faults_for_all():
+    """KVO_TEST_FAULTS=batch_copy: these fault points fire in every test, all the time."""
+    points = os.environ.get("KVO_TEST_FAULTS", "").split(",")
+    for point in filter(None, points):
+        _C.fault_arm(point, 0, 1 << 62)
+    yield
+    if any(points):
+        _C.fault_disarm_all()
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache_folder(tmp_path_factory):

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "base/fault.h"
 #include "cuda/check.h"
 #include "cuda/driver.h"
 
@@ -37,7 +38,7 @@ Status copy_batch(std::span<const CopySpan> spans, cudaStream_t stream) {
 
 }  // namespace
 
-bool has_batch_copy() { return driver().copy_batch != nullptr; }
+bool has_batch_copy() { return driver().copy_batch != nullptr && !fault::fires("batch_copy"); }
 
 Status copy_spans(std::span<const CopySpan> spans, Direction direction, cudaStream_t stream) {
   if (spans.size() > 1 && has_batch_copy()) {

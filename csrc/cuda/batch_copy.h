@@ -14,7 +14,7 @@ namespace kvo::cuda {
 // 50,000 entries at which drivers crashed; empty spans, another cause, are never passed on.
 inline constexpr std::size_t kMaxBatch = 64;
 
-bool has_batch_copy();
+bool has_batch_copy();  // the driver has it, from 12.8 on; fault point "batch_copy": it has not
 Status copy_spans(std::span<const CopySpan> spans, Direction direction, cudaStream_t stream);
 
 }  // namespace kvo::cuda

@@ -106,6 +106,9 @@ class CudaTorch:
         memory.copy_(self.torch.from_numpy(np.ascontiguousarray(data)))
         self.synchronize()
 
+    def pinned_memory(self, size):
+        return self.torch.zeros(size, dtype=self.torch.uint8).pin_memory()
+
     def stream(self):
         return TorchStream(self.torch)
 
@@ -127,6 +130,8 @@ class TorchStream:
     def copy(self, target, source):
         with self.torch.cuda.stream(self.handle):
             target.copy_(source, non_blocking=True)
+
+    bring = copy  # to pinned memory
 
     def synchronize(self):
         self.handle.synchronize()
@@ -154,6 +159,9 @@ class CudaCupy:
         memory.set(np.ascontiguousarray(data))
         self.synchronize()
 
+    def pinned_memory(self, size):
+        return importlib.import_module("cupyx").zeros_pinned(size, np.uint8)
+
     def stream(self):
         return CupyStream(self.cupy)
 
@@ -176,26 +184,40 @@ class CupyStream:
         with self.handle:
             self.cupy.copyto(target, source)
 
+    def bring(self, pinned, source):
+        source.get(stream=self.handle, out=pinned, blocking=False)
+
     def synchronize(self):
         self.handle.synchronize()
 
 
 class BusyStreams:
     """Keeps foreign streams of a GPU filled with small kernels while it is entered. Never synchronises, so that it may
-    run beside a graph capture."""
+    run beside a graph capture.
 
-    SPIN_SECONDS = 200e-6
+    At most AHEAD kernels of a stream wait: streams share hardware queues, what holds one up holds up others, and all
+    that has piled up meanwhile would come before the next step of a test. How far a stream is, a copy to pinned memory
+    tells.
+    """
+
+    SPIN_SECONDS, AHEAD = 200e-6, 3
 
     def __init__(self, backend, count):
         self.streams = [backend.stream() for _ in range(count)]
+        self.numbers = backend.memory(np.arange(256))
+        self.reached = backend.pinned_memory(count)
+        self.launched = [0] * count
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self.run)
 
     def run(self):
         while not self.stop.is_set():
-            for stream in self.streams:
-                stream.delay(self.SPIN_SECONDS)
-            time.sleep(1.1 * self.SPIN_SECONDS)
+            for i, stream in enumerate(self.streams):
+                if (self.launched[i] - int(self.reached[i])) % 256 < self.AHEAD:
+                    self.launched[i] = (self.launched[i] + 1) % 256
+                    stream.delay(self.SPIN_SECONDS)
+                    stream.bring(self.reached[i : i + 1], self.numbers[self.launched[i] : self.launched[i] + 1])
+            time.sleep(self.SPIN_SECONDS / 2)
 
     def __enter__(self):
         self.thread.start()
