@@ -5,6 +5,8 @@ Importing it touches no CUDA and starts no thread.
 
 from kvoffload._C import HostStream, Mark
 from kvoffload.cache import KVCache
+from kvoffload.cache_disk import Prefetch, PrefetchResult
+from kvoffload.disk import DiskOptions
 from kvoffload.errors import (
     Cancelled,
     Closed,
@@ -19,6 +21,7 @@ from kvoffload.errors import (
     UnsupportedLayout,
     WaitTimeout,
 )
+from kvoffload.hits import GroupHit, GroupKeys
 from kvoffload.layout import KVGroup, KVLayout, RawTensor
 from kvoffload.ledger import Ledger
 from kvoffload.messages import FinishedJob, Hello, Hit, Job, JobResult, Plan, Results
@@ -31,8 +34,11 @@ __all__ = [
     "Cancelled",
     "Closed",
     "DeviceError",
+    "DiskOptions",
     "FinishedJob",
     "Forked",
+    "GroupHit",
+    "GroupKeys",
     "Hello",
     "Hit",
     "HostStream",
@@ -49,6 +55,8 @@ __all__ = [
     "MissingKey",
     "Mover",
     "Plan",
+    "Prefetch",
+    "PrefetchResult",
     "QueueFull",
     "RawTensor",
     "Results",

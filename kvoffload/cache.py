@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from kvoffload.config import check_options
-from kvoffload.errors import InvalidInput, MissingKey
+from kvoffload.cache_disk import Prefetch, WriteBack, pump_in_background
+from kvoffload.config import check_flag, check_options
+from kvoffload.disk import DiskOptions, Paths
+from kvoffload.errors import InvalidInput, KVOffloadError, MissingKey, WaitTimeout
 from kvoffload.layout import KVLayout
-from kvoffload.ledger import Ledger, Policy
+from kvoffload.ledger import Admission, Ledger, Policy
+from kvoffload.ledger_disk import LedgerDir
 from kvoffload.messages import Hit, Job, Results
 from kvoffload.mover import Ids, Mover
 from kvoffload.transfer import Transfer, TransferResult
@@ -19,15 +24,24 @@ from kvoffload.transfer import Transfer, TransferResult
 MOVER_OPTIONS = (
     "queue_depth", "path", "ring", "calibrate", "huge_pages", "background", "threads", "cgroup_root", "proc_root",
 )  # fmt: skip
-OPTIONS = ("host", "deadline_seconds", "policy", *MOVER_OPTIONS)
+DISK_OPTIONS = ("namespace", "dp", "disk_io", "disk_network")
+OPTIONS = (
+    "host", "disk", "disk_size", "write_through", "admission", "disk_writes_per_day", "deadline_seconds", "policy",
+    *DISK_OPTIONS, *MOVER_OPTIONS,
+)  # fmt: skip
 
 
 class KVCache:
-    """Keeps KV chunks in pinned host memory under the caller's keys.
+    """Keeps KV chunks in pinned host memory, and on disk, under the caller's keys.
 
     A key is at least 16 bytes that name a chunk's content (`blocks_per_chunk` blocks of one group). `host` is the size
     of the host tier in bytes or as text; other options are `Mover`'s, and `deadline_seconds`, after which a transfer
     that has not ended counts as failed, and `policy`, by which keys go when the tier is full. Any thread may call.
+
+    `disk`: a directory, or several of several drives, of which `disk_size` in all is taken; see `DiskOptions` for
+    `namespace`, `dp`, `disk_io`, `disk_network`. What is stored goes there before host memory needs the room
+    (`write_through`: at once), as far as `admission` and `disk_writes_per_day` allow (see `Ledger`); `prefetch` brings
+    it back; and a restart knows it. `close` writes what is not there yet, as far as its time goes.
 
     >>> import numpy as np, kvoffload as kv
     >>> tensor = np.arange(8 * 4096, dtype=np.uint16).reshape(8, 4096)
@@ -43,15 +57,39 @@ class KVCache:
     """
 
     def __init__(
-        self, layout: KVLayout, host: int | str, *, deadline_seconds: float = 30.0, policy: Policy = "adaptive",
-        **options: Any,
+        self, layout: KVLayout, host: int | str, *, disk: Paths | None = None, disk_size: int | str | None = None,
+        write_through: bool = False, admission: Admission = "all", disk_writes_per_day: int | str | None = None,
+        deadline_seconds: float = 30.0, policy: Policy = "adaptive", **options: Any,
     ) -> None:  # fmt: skip
         check_options(options, OPTIONS, "KVCache")
-        self.layout = layout
-        self._mover = Mover(layout, host, **options)
-        self._ledger = Ledger(ranks=1, deadline_seconds=deadline_seconds, policy=policy)
-        self._ledger.hello(self._mover.hello())
+        disk_options = {name: options.pop(name) for name in DISK_OPTIONS if name in options}
+        if disk is None and (disk_size is not None or disk_options):
+            raise InvalidInput(f"{', '.join(['disk_size', *disk_options])}: these need the option `disk`, a directory")
+        check_flag(write_through, "write_through")
+        self.layout, self._deadline_seconds = layout, deadline_seconds
         self._settling = threading.Lock()
+        self._directory: LedgerDir | None = None
+        self._write_back: WriteBack | None = None
+        self._stop_pump = threading.Event()
+        where = None if disk is None else DiskOptions.parse(disk, disk_size, **disk_options)
+        self._mover = Mover(layout, host, disk=where, **options)
+        try:
+            hello = self._mover.hello()
+            if where is not None:
+                self._directory = LedgerDir(
+                    where.directories[0], where.fingerprint(layout), where.dp, disk_bytes=hello.disk_bytes,
+                    slot_bytes=hello.slot_bytes, data_files=self._tier.paths,
+                )  # fmt: skip
+            self._ledger = Ledger(
+                ranks=1, deadline_seconds=deadline_seconds, policy=policy, admission=admission,
+                disk_writes_per_day=disk_writes_per_day, manifest=self._directory.manifest if self._directory else None,
+            )  # fmt: skip
+            self._ledger.hello(hello)
+            if self._directory is not None:
+                self._begin_with_disk(self._directory, write_through, deadline_seconds)
+        except BaseException:
+            self._mover.close()
+            raise
 
     def lookup(self, keys: Sequence[bytes], group: int = 0) -> Hit:
         """How many leading keys are ready in host memory (`host`), and how many more follow on disk (`disk`)."""
@@ -92,8 +130,23 @@ class KVCache:
             )
         return self._submit(job, stream, after, path)
 
+    def prefetch(self, keys: Sequence[bytes], group: int = 0) -> Prefetch:
+        """Bring leading keys from disk to host memory, each verified; returns at once.
+
+        They end where a key is in no tier, or host memory has no room. `wait` says how many are there; they stay until
+        `release`. Without a disk it is a hold on what host memory has.
+        """
+        self._settle()
+        job = self._ledger.plan_promote(keys, group)
+        if job is not None:
+            try:
+                self._mover.submit_to_disk(job, self._deadline_seconds)
+            except KVOffloadError:  # the disk is off or has too much to do: what is there now is the answer
+                self._ledger.abandon(job.id)
+        return Prefetch(self._ledger, keys, group, self._settle, self._wait_for_disk)
+
     def reset(self) -> None:
-        """Forget everything. Stores in flight never become visible."""
+        """Forget everything, durably. Stores in flight never become visible."""
         self._settle()
         self._ledger.reset()
 
@@ -107,8 +160,17 @@ class KVCache:
         return self._mover.mark(stream)
 
     def close(self, timeout_seconds: float = 5.0) -> None:
-        """Let transfers finish and free the memory, see `Mover.close`. Calling it again does nothing."""
-        self._mover.close(timeout_seconds)
+        """Let transfers finish and free the memory, see `Mover.close`. Calling it again does nothing.
+
+        With a disk, what is not written yet is written first; what is not on it when time is over will be a miss.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        self._stop_pump.set()
+        self._flush(deadline)
+        self._mover.close(max(deadline - time.monotonic(), 0))
+        if self._directory is not None:
+            with contextlib.suppress(WaitTimeout):  # committed it is all the same
+                self._directory.close(max(deadline - time.monotonic(), 1))
 
     def __enter__(self) -> KVCache:
         return self
@@ -127,7 +189,35 @@ class KVCache:
         none = np.empty(0, dtype=np.int64)
         return self._mover.store(none, none, group=group, stream=stream)
 
-    def _settle(self) -> None:
+    @property
+    def _tier(self) -> Any:
+        assert self._mover.disk is not None
+        return self._mover.disk.tier
+
+    def _begin_with_disk(self, directory: LedgerDir, write_through: bool, deadline_seconds: float) -> None:
+        if self._tier.identity != directory.manifest.identity:  # the ledger has dropped what the slab held
+            self._tier.set_identity(directory.manifest.identity)
+        self._write_back = WriteBack(self._ledger, self._mover, write_through, deadline_seconds)
+        self._stop_pump = pump_in_background(self, _step, self._tier.wait)
+
+    def _wait_for_disk(self, seconds: float) -> None:
+        if self._mover.disk is not None and self._tier.stats()["jobs"]:
+            self._tier.wait(seconds)
+        else:
+            time.sleep(0.001)  # a store that is still running
+
+    def _flush(self, deadline: float) -> None:
+        """Demote all that waits, until the deadline."""
+        if self._write_back is None:
+            return
+        with contextlib.suppress(KVOffloadError):  # closed before
+            while time.monotonic() < deadline:
+                self._settle(flush=True)
+                if self._write_back.idle:
+                    return
+                self._wait_for_disk(min(deadline - time.monotonic(), 0.05))
+
+    def _settle(self, *, pump: bool = False, flush: bool = False) -> None:
         """Tell the ledger what ended and what of the arena is ready. Every call does, so nothing waits for a poll().
 
         Raises `Closed` and `Forked`.
@@ -135,9 +225,17 @@ class KVCache:
         self._mover.check()
         with self._settling:
             results = Results(rank=0, results=self._mover.poll(), hello=self._mover.hello_if_changed())
-            if results.results or results.hello:
-                self._ledger.apply(results)
-            self._ledger.expire()
+            ended = self._ledger.apply(results) if results.results or results.hello else []
+            ended += self._ledger.expire()
+            if self._write_back is not None and (ended or pump or flush):
+                self._write_back.ended(ended)
+                self._write_back.pump(everything=flush)
+
+
+def _step(cache: KVCache) -> bool:
+    """For the pump: whether the disk has something to do."""
+    cache._settle(pump=True)
+    return bool(cache._tier.stats()["jobs"])
 
 
 def _plain(block_ids: Ids) -> list[int]:

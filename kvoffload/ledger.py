@@ -10,7 +10,9 @@ from dataclasses import fields
 from typing import Any, Literal, get_args
 
 from kvoffload import _C
+from kvoffload.config import parse_size
 from kvoffload.errors import InvalidInput
+from kvoffload.hits import GroupHit, GroupKeys
 from kvoffload.ledger_disk import RESET_SECONDS, DiskNotes
 from kvoffload.messages import FinishedJob, Hello, Hit, Job, JobKind, Results
 
@@ -19,6 +21,7 @@ log = logging.getLogger("kvoffload")
 State = Literal["absent", "filling", "ready"]
 Policy = Literal["adaptive", "lru", "s3fifo", "arc"]
 POLICIES = get_args(Policy)
+Admission = Literal["all", "second_touch", "tinylfu"]
 
 # What may differ between ranks, and what one rank may change later.
 _PER_RANK = frozenset({"rank", "ready_bytes", "pinned", "device", "failure", "ring_bytes", "paths", "slab_identity"})
@@ -27,7 +30,7 @@ _PER_RANK = frozenset({"rank", "ready_bytes", "pinned", "device", "failure", "ri
 class Hold:
     """Keeps ready keys from eviction while a request waits; made by `Ledger.hold`. It has one owner, who releases it.
 
-    `keys_held` is how many leading keys it holds. It is a context manager too.
+    `keys_held` is how many keys it holds. It is a context manager too.
     """
 
     __slots__ = ("_directory", "_id", "keys_held")
@@ -56,7 +59,9 @@ class Ledger:
     that has not ended `deadline_seconds` after it was planned is given up by `expire`. Any thread may call.
 
     With a `manifest`, keys go to disk too (`plan_demote`), come back from it (`plan_promote`) and are known again after
-    a restart; `admission` says which go there. `policy` says which keys go when a tier is full.
+    a restart. `policy` says which keys go when a tier is full. `admission` says which go to disk: "all" that are
+    stored, those asked for again ("second_touch"), or, once the disk is full, those used as often as what would have to
+    go ("tinylfu"); of these no more than `disk_writes_per_day` bytes (or "1TB") of each rank in any 24 hours.
 
     Raises `InvalidInput` (a ValueError) on bad keys, groups or lengths. When the tier is slow, full or failing, the
     answer is a miss or None, and a counter in `stats()`.
@@ -79,8 +84,8 @@ class Ledger:
 
     def __init__(
         self, *, ranks: int = 1, deadline_seconds: float = 30.0, clock: Callable[[], float] = time.monotonic,
-        manifest: _C.Manifest | None = None, admission: Literal["all", "second_touch"] = "all",
-        policy: Policy = "adaptive",
+        manifest: _C.Manifest | None = None, policy: Policy = "adaptive", admission: Admission = "all",
+        disk_writes_per_day: int | str | None = None,
     ) -> None:  # fmt: skip
         if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
             raise InvalidInput(f"ranks = {ranks!r}: the number of movers that must report, at least 1")
@@ -89,13 +94,12 @@ class Ledger:
         self._ranks = ranks
         self._deadline_seconds = float(deadline_seconds)
         self._clock = clock
-        if admission not in ("all", "second_touch"):
-            raise InvalidInput(
-                f"admission = {admission!r}: give 'all' (every key stored goes to disk) or 'second_touch'"
-            )
+        if admission not in get_args(Admission):
+            raise InvalidInput(f"admission = {admission!r}: give one of {', '.join(get_args(Admission))}")
         if policy not in POLICIES:
             raise InvalidInput(f"policy = {policy!r}: give one of {', '.join(POLICIES)}")
-        self._directory = _C.Directory(ranks, second_touch=admission == "second_touch", policy=policy)
+        writes = 0 if disk_writes_per_day is None else parse_size(disk_writes_per_day, "disk_writes_per_day")
+        self._directory = _C.Directory(ranks, admission, policy, writes)
         self._disk = DiskNotes(self._directory, manifest) if manifest is not None else None
         self._hellos: dict[int, Hello] = {}
         self._lock = threading.Lock()  # of _hellos and the flags for log lines
@@ -249,17 +253,20 @@ class Ledger:
         planned = self._directory.plan_promote(group, keys, self._clock() + self._deadline_seconds)
         if planned is None:
             return None
-        job_id, accepted, slots, disk_slots = planned
+        job_id, accepted, slots, disk_slots, epoch = planned
         moved = tuple(keys[i] for i in accepted)
-        return Job(job_id, "promote", group, (), slots, disk_slots=disk_slots, keys=moved)
+        return Job(job_id, "promote", group, (), slots, disk_slots=disk_slots, keys=moved, epoch=epoch)
 
     def plan_demote(self, most_keys: int, group: int = 0) -> Job | None:
-        """A job that writes up to `most_keys` admitted keys to disk, in the order of admission, or None.
+        """A job that writes up to `most_keys` of the keys waiting for it to disk, in their order, or None.
 
-        When it returns the manifest no longer counts on what the disk slots of the job held.
+        Keys that are passed over wait no longer: gone or without a slot (`undemoted_keys`), not worth what would have
+        to go (`unadmitted_keys`), over the day's bytes (`over_budget_keys`). When it returns the manifest no longer
+        counts on what the disk slots of the job held.
         """
         self._check_group(group)
-        planned = self._directory.plan_demote(group, most_keys, self._clock() + self._deadline_seconds)
+        now = self._clock()
+        planned = self._directory.plan_demote(group, most_keys, now, now + self._deadline_seconds)
         if self._disk is not None:
             self._disk.note()
         if planned is None:
@@ -271,6 +278,33 @@ class Ledger:
         """Keeps the leading ready keys from eviction until the Hold is released."""
         self._check_group(group)
         return Hold(self._directory, *self._directory.hold(group, keys))
+
+    def lookup_groups(self, groups: Sequence[GroupKeys], start_tokens: int = 0) -> GroupHit:
+        """How far a prefix is there for all groups: up to the last end of a chunk in each of them, which is a multiple
+        of all `tokens_per_chunk`, where every group has what it needs. `start_tokens` when there is none behind it.
+
+        `start_tokens`: tokens that the caller has already, in all groups. The keys that are needed, and only these,
+        become the most recently used.
+
+        >>> ledger = Ledger()
+        >>> ledger.lookup_groups([GroupKeys(0, [b"first chunk's key"], 64), GroupKeys(1, [b"a state's key..."], 64, 1)])
+        GroupHit(host_tokens=0, tokens=0)
+        """
+        return self._lookup_groups(groups, start_tokens, hold=False)[1]
+
+    def hold_groups(self, groups: Sequence[GroupKeys], start_tokens: int = 0) -> tuple[Hold, GroupHit]:
+        """`lookup_groups`, and exactly the keys that the hit in host memory needs are kept until the Hold is released.
+
+        >>> Ledger().hold_groups([GroupKeys(0, [b"first chunk's key"], 64)])[0].keys_held
+        0
+        """
+        return self._lookup_groups(groups, start_tokens, hold=True)
+
+    def _lookup_groups(self, groups: Sequence[GroupKeys], start_tokens: int, hold: bool) -> tuple[Hold, GroupHit]:
+        for given in groups:
+            self._check_group(given.group)
+        host_tokens, tokens, keys, hold_id = self._directory.lookup_groups(groups, start_tokens, hold)
+        return Hold(self._directory, hold_id, keys), GroupHit(host_tokens, tokens)
 
     def apply(self, results: Results) -> list[FinishedJob]:
         """Takes one mover's report; the jobs that ended with it, which is when every rank has reported.

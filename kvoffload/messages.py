@@ -19,7 +19,7 @@ class Job:
     store, load: `blocks` has blocks_per_chunk entries for each entry of `slots` (host slots), in their order.
     `skip_blocks` (loads only) is how many blocks at the start of the first chunk are left untouched.
     demote, promote: no blocks; between `slots` and `disk_slots`, the record of each named by one of `keys`. What a
-    demotion writes has the sequence numbers from `sequence` on, and `epoch`.
+    demotion writes has the sequence numbers from `sequence` on, and `epoch`; a promotion takes only records of `epoch`.
 
     >>> Job(id=1, kind="store", group=0, blocks=(4, 5, 8, 9), slots=(0, 7)).slots
     (0, 7)

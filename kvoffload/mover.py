@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from kvoffload import _C
 from kvoffload.config import check_flag, parse_size
-from kvoffload.errors import Forked, InvalidInput, MemoryLimit, WaitTimeout
+from kvoffload.disk import Disk, DiskOptions
+from kvoffload.errors import Forked, InvalidInput, MemoryLimit, Unsupported, WaitTimeout
 from kvoffload.layout import KVLayout
 from kvoffload.messages import Hello, Job, JobResult
 from kvoffload.paths import PathTable, check_path, check_ring, load_or_calibrate
@@ -37,6 +38,7 @@ class Mover:
     `path`: the way of every transfer, "auto" (the fastest by `path_table`), "dma", "kernel" or "staged". `ring`: device
     memory that `staged` goes through, 0 for none; less is taken where little is free (`hello().ring_bytes`).
     `calibrate`: measure the paths where no table of an earlier run is kept, which takes about a second.
+    `disk`: slabs for demotions and promotions, see `DiskOptions`.
     `huge_pages` and `threads` concern how the arena is filled. Raises `MemoryLimit`, `InvalidInput`, `Unsupported`,
     `DeviceError`.
 
@@ -66,6 +68,7 @@ class Mover:
         threads: int = 16,
         cgroup_root: str = "/sys/fs/cgroup",
         proc_root: str = "/proc",
+        disk: DiskOptions | None = None,
     ) -> None:
         self.layout = layout
         self.rank = rank
@@ -79,9 +82,12 @@ class Mover:
         )  # fmt: skip
         geometries = [group.geometry for group in layout.groups]
         self._engine = _C.Engine(device, self._arena, geometries, queue_depth, ring_bytes)
+        self.disk = Disk(self._arena, layout, rank, disk) if disk else None
         self._hello: Hello | None = None
         # Its arguments keep the tensors until the copies are done, whatever is dropped first.
-        self._finalizer = weakref.finalize(self, _shut_down, self._engine, self._arena, layout, UNCLOSED_SECONDS)
+        self._finalizer = weakref.finalize(
+            self, _shut_down, self._engine, self._arena, self.disk, layout, UNCLOSED_SECONDS
+        )
         try:
             self._path_table = self._find_paths(device, calibrate)
         except BaseException:  # Ctrl-C while measuring too
@@ -106,6 +112,8 @@ class Mover:
             failure=report["failure"],
             ring_bytes=self._engine.ring_bytes,
             paths=self._paths_in_words,
+            disk_bytes=self.disk.tier.bytes if self.disk else 0,
+            slab_identity=self.disk.tier.identity if self.disk else 0,
         )
         return self._hello
 
@@ -151,14 +159,24 @@ class Mover:
     def submit(
         self, job: Job, *, stream: Any = None, after: _C.Mark | None = None, path: str | None = None
     ) -> Transfer:
-        """Carry out a ledger's job; its result comes by `poll()`."""
+        """Carry out a ledger's job, a store or a load; its result comes by `poll()`."""
         store = job.kind == "store"
         skip_blocks = 0 if store else job.skip_blocks
         return self._submit(store, job.group, job.blocks, job.slots, skip_blocks, stream, after, job.id, path)
 
+    def submit_to_disk(self, job: Job, timeout_seconds: float) -> None:
+        """Carry out a demotion or promotion; its result comes by `poll()`. What has not begun by then is a miss.
+
+        Raises `QueueFull`, `Unsupported` (the disk is off, or there is none), `Closed`.
+        """
+        if self.disk is None:
+            raise Unsupported(f"job {job.id} is a {job.kind}: this mover was made without `disk`")
+        self.disk.submit(job, timeout_seconds)
+
     def poll(self) -> tuple[JobResult, ...]:
         """Results of jobs that ended since the last call, each once. Never waits."""
-        return tuple(JobResult(*result) for result in self._engine.poll())
+        moved = tuple(JobResult(*result) for result in self._engine.poll())
+        return moved + self.disk.poll() if self.disk else moved
 
     def check(self) -> None:
         """Raises `Closed` after close(), `Forked` in a child process; nothing else."""
@@ -176,7 +194,8 @@ class Mover:
 
     def stats(self) -> dict[str, Any]:
         """Counters of each direction (`store`, `load`), the `arena`'s report, and `ring_bytes` of device memory."""
-        return {**self._engine.stats(), "arena": self._arena.report(), "ring_bytes": self._engine.ring_bytes}
+        disk = {"disk": self.disk.stats()} if self.disk else {}
+        return {**self._engine.stats(), "arena": self._arena.report(), "ring_bytes": self._engine.ring_bytes, **disk}
 
     def close(self, timeout_seconds: float = 5.0) -> None:
         """Let transfers finish, then free the arena. Past the deadline its memory is leaked on purpose, with a warning.
@@ -185,7 +204,7 @@ class Mover:
         """
         self._engine.check_owner()
         if self._finalizer.detach():
-            _shut_down(self._engine, self._arena, self.layout, timeout_seconds)
+            _shut_down(self._engine, self._arena, self.disk, self.layout, timeout_seconds)
 
     def _submit(
         self,
@@ -265,13 +284,16 @@ def _ids(values: Ids, name: str) -> npt.NDArray[np.int64]:
     return array.astype(np.int64, copy=False)
 
 
-def _shut_down(engine: _C.Engine, arena: _C.Arena, layout: KVLayout, timeout_seconds: float) -> None:
+def _shut_down(engine: _C.Engine, arena: _C.Arena, disk: Disk | None, layout: KVLayout, timeout_seconds: float) -> None:
     try:
+        if disk is not None:  # it uses the arena: where it does not end, the engine must not free that
+            disk.close(timeout_seconds)
         engine.close(timeout_seconds)
     except Forked:  # not ours to close
         pass
     except WaitTimeout:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object((engine, arena, layout)))  # for ever, also when the process ends
+        kept = (engine, arena, disk, layout)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # for ever, also when the process ends
         logger.warning(
             "kvoffload: transfers still ran after %.1f s; %d bytes of host memory are theirs until it ends",
             timeout_seconds,

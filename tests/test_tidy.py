@@ -39,10 +39,10 @@ CUDA_FILES = re.compile(r"csrc/(cuda|kernels)/|csrc/(device|transfer)/cuda_\w+\.
 # A module may import from its own layer and from those before it.
 LAYERS = (
     {"_C", "errors"},
-    {"config", "messages", "tensors", "layout", "streams", "transfer", "traces", "path_file", "paths"},
-    {"ledger_disk"},
+    {"config", "messages", "hits", "tensors", "layout", "streams", "transfer", "traces", "path_file", "paths"},
+    {"ledger_disk", "disk"},
     {"ledger", "mover", "metrics"},
-    {"cache"},
+    {"cache", "cache_disk"},
     {"cli", "vllm", "sglang"},
 )
 NEVER_TOGETHER = (
@@ -52,6 +52,8 @@ NEVER_TOGETHER = (
     {"ledger", "streams"},
     {"ledger", "transfer"},
     {"ledger", "paths"},
+    {"ledger", "disk"},
+    {"mover", "ledger_disk"},
     {"cli", "vllm"},
     {"sglang", "vllm"},
 )

@@ -1,14 +1,14 @@
-// The directory. Keys are Python bytes, read in place: the tuple made of them keeps them alive while the GIL is
-// released.
+// The directory.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/errors.h"
+#include "bindings/key_list.h"
 #include "ledger/directory.h"
 
 namespace py = pybind11;
@@ -16,42 +16,6 @@ namespace py = pybind11;
 namespace kvo {
 
 namespace {
-
-constexpr py::ssize_t kMinKeyBytes = 16;
-constexpr std::size_t kKeysWithGil = 64;  // fewer than these take less time than giving the GIL away
-
-struct KeyList {
-  explicit KeyList(const py::object& keys) : owner(py::reinterpret_steal<py::tuple>(PySequence_Tuple(keys.ptr()))) {
-    if (!owner) throw py::error_already_set();
-    views.reserve(owner.size());
-    for (std::size_t i = 0; i < owner.size(); ++i) {
-      PyObject* key = PyTuple_GET_ITEM(owner.ptr(), static_cast<py::ssize_t>(i));
-      if (!PyBytes_Check(key) || PyBytes_GET_SIZE(key) < kMinKeyBytes) throw_error(refusal(i, key));
-      views.emplace_back(PyBytes_AS_STRING(key), static_cast<std::size_t>(PyBytes_GET_SIZE(key)));
-    }
-  }
-
-  static Status refusal(std::size_t index, PyObject* key) {
-    const std::string given =
-        PyBytes_Check(key) ? std::to_string(PyBytes_GET_SIZE(key)) + " bytes long" : "a " + type_name(key);
-    return {Code::invalid, "keys[" + std::to_string(index) + "] is " + given + ": a key is bytes, at least " +
-                               std::to_string(kMinKeyBytes) + " long, a cryptographic hash of all that changes the KV"};
-  }
-
-  static std::string type_name(PyObject* object) { return Py_TYPE(object)->tp_name; }
-
-  py::tuple owner;
-  std::vector<std::string_view> views;
-};
-
-// Calls `call(keys)` without the GIL when there are many.
-template <class Call>
-auto with_keys(const py::object& given, Call call) {
-  const KeyList keys(given);
-  if (keys.views.size() < kKeysWithGil) return call(Directory::Keys(keys.views));
-  py::gil_scoped_release release;
-  return call(Directory::Keys(keys.views));
-}
 
 py::str state_name(EntryState state) {
   switch (state) {
@@ -76,10 +40,11 @@ py::tuple bytes_of(const std::vector<std::string>& keys) {
   return list;
 }
 
-// (id, indexes of the accepted keys, host slots, disk slots), or None.
+// (id, indexes of the accepted keys, host slots, disk slots, epoch), or None.
 py::object promoted(const PlannedJob& job) {
   if (job.id == 0) return py::none();
-  return py::make_tuple(job.id, job.accepted, py::tuple(py::cast(job.slots)), py::tuple(py::cast(job.disk_slots)));
+  return py::make_tuple(job.id, job.accepted, py::tuple(py::cast(job.slots)), py::tuple(py::cast(job.disk_slots)),
+                        job.epoch);
 }
 
 // (id, keys, host slots, disk slots, sequence of the first, epoch), or None.
@@ -147,6 +112,8 @@ void add_counters(py::dict& dict, const DirectoryCounters& counters) {
   dict["promoted_keys"] = counters.promoted_keys;
   dict["demoted_keys"] = counters.demoted_keys;
   dict["undemoted_keys"] = counters.undemoted_keys;
+  dict["unadmitted_keys"] = counters.unadmitted_keys;
+  dict["over_budget_keys"] = counters.over_budget_keys;
   dict["evicted_keys"] = counters.evicted_keys;
   dict["disk_evicted_keys"] = counters.disk_evicted_keys;
   dict["failed_keys"] = counters.failed_keys;
@@ -220,8 +187,8 @@ void bind_disk(py::class_<Directory>& directory) {
                  keys, [&](Directory::Keys views) { return self.plan_promote(group, views, deadline_seconds); }));
            })
       .def("plan_demote",
-           [](Directory& self, int group, std::int64_t most, double deadline_seconds) {
-             return demoted(self.plan_demote(group, most, deadline_seconds));
+           [](Directory& self, int group, std::int64_t most, double now_seconds, double deadline_seconds) {
+             return demoted(self.plan_demote(group, most, now_seconds, deadline_seconds));
            })
       .def("take_disk_events", [](Directory& self) { return disk_events(self.take_disk_events()); });
 }
@@ -231,11 +198,14 @@ void bind_ledger(py::module_& m) {
   py::class_<Directory> directory(m, "Directory", "Key -> slots, owners and jobs of both tiers; see kvoffload.Ledger.");
   bind_disk(directory);
   directory
-      .def(py::init([](int ranks, bool second_touch, std::string policy) {
-             const Admission admission = second_touch ? Admission::second_touch : Admission::all;
-             return std::make_unique<Directory>(ranks, admission, std::move(policy));
+      .def(py::init([](int ranks, const std::string& name, std::string policy, std::int64_t disk_writes_per_day) {
+             const std::optional<Admission> admission = admission_named(name);
+             if (!admission)
+               throw_error({Code::invalid, "admission = '" + name + "': give all, second_touch or tinylfu"});
+             return std::make_unique<Directory>(ranks, *admission, std::move(policy), disk_writes_per_day);
            }),
-           py::arg("ranks"), py::arg("second_touch") = false, py::arg("policy") = "adaptive")
+           py::arg("ranks"), py::arg("admission") = "all", py::arg("policy") = "adaptive",
+           py::arg("disk_writes_per_day") = 0)
       .def(
           "open",
           [](Directory& self, std::int64_t host_bytes, std::vector<std::int64_t> slot_bytes) {

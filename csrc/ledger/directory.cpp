@@ -23,7 +23,10 @@ Status Directory::open(std::int64_t host_bytes, const std::vector<std::int64_t>&
 Status Directory::open_disk(std::int64_t disk_bytes, std::int64_t epoch, std::int64_t next_sequence) {
   std::lock_guard lock(mutex_);
   if (host_.pool().groups() == 0 || disk_open()) return {Code::invalid, "the disk is opened once, after host memory"};
-  KVO_TRY(disk_.open(disk_bytes, host_.pool().plan().slot_bytes, policy_));
+  const std::vector<std::int64_t>& slot_bytes = host_.pool().plan().slot_bytes;
+  KVO_TRY(budget_.check(*std::ranges::max_element(slot_bytes)));
+  KVO_TRY(disk_.open(disk_bytes, slot_bytes, policy_));
+  admission_.set_capacity(disk_bytes / *std::ranges::min_element(slot_bytes));
   disk_.grow(disk_bytes);
   epoch_ = epoch, next_sequence_ = next_sequence;
   return {};
@@ -45,25 +48,33 @@ Directory::Hits Directory::lookup(int group, Keys keys) {
   Hits hits;
   std::vector<Entry*> in_host = host_.leading_ready(group, keys), on_disk;
   hits.host = static_cast<std::int64_t>(in_host.size());
-  bool leading = disk_.serves(group);
+  bool leading = host_.serves(group) && disk_.serves(group);  // what is only on disk comes through host memory
   for (std::size_t start = in_host.size(); leading && start < keys.size(); start += KeyTable::kBatch) {
     const KeyTable::Batch entries = host_.find_many(group, keys.subspan(start));
     const KeyTable::Batch records = disk_.find_many(group, keys.subspan(start));
     for (std::size_t i = 0; i < std::min(KeyTable::kBatch, keys.size() - start); ++i) {
       leading = is_ready(entries[i]) || is_ready(records[i]);
       if (!leading) break;
-      if (is_ready(entries[i])) in_host.push_back(entries[i]);
-      if (is_ready(records[i])) on_disk.push_back(records[i]);
+      (is_ready(entries[i]) ? in_host : on_disk).push_back(is_ready(entries[i]) ? entries[i] : records[i]);
       ++hits.disk;
     }
   }
-  host_.looked_up(in_host);
-  disk_.looked_up(on_disk);
-  if (admission_ == Admission::second_touch) want_on_disk(in_host);
+  looked_up(in_host, on_disk);
   counters_.lookup_keys += static_cast<std::int64_t>(keys.size());
   counters_.hit_keys += hits.host;
   counters_.disk_hit_keys += hits.disk;
   return hits;
+}
+
+// A request looks again and again while it waits, which is one use: the policy's mark says that it did.
+void Directory::looked_up(const std::vector<Entry*>& in_host, const std::vector<Entry*>& on_disk) {
+  for (const auto* entries : {&in_host, &on_disk}) {
+    for (const Entry* entry : *entries)
+      if (admission_.by_frequency() && !entry->looked_up) admission_.used(entry->group, entry->key.view());
+  }
+  host_.looked_up(in_host);
+  disk_.looked_up(on_disk);
+  if (admission_.at_later_use()) want_on_disk(in_host);
 }
 
 std::vector<EntryState> Directory::states(int group, Keys keys, bool on_disk) const {
@@ -87,13 +98,15 @@ PlannedJob Directory::plan_store(int group, Keys keys, double deadline_seconds) 
     counters_.dropped_keys += count;
     return {};
   }
-  const Tier::Kept kept(host_, group, keys);
+  count_store(group, keys);
+  const Tier::Kept kept(host_, group, keys, /*stored_again=*/true);
   PlannedJob job;
-  std::vector<Entry*> fills;
+  std::vector<Entry*> fills, again;
   bool full = false;  // nothing becomes evictable within a call: the first refusal is the answer for all
   for (std::int64_t i = 0; i < count; ++i) {
-    if (host_.find(group, keys[i])) {
+    if (Entry* known = host_.find(group, keys[i])) {
       ++counters_.skipped_keys;
+      if (is_ready(known)) again.push_back(known);
       continue;
     }
     Entry* entry = full ? nullptr : host_.fill(group, keys[i]);
@@ -107,6 +120,7 @@ PlannedJob Directory::plan_store(int group, Keys keys, double deadline_seconds) 
     job.accepted.push_back(i);
     job.slots.push_back(entry->slot);
   }
+  if (admission_.at_later_use()) want_on_disk(again);
   if (fills.empty()) return job;
   counters_.accepted_keys += static_cast<std::int64_t>(fills.size());
   ++counters_.store_jobs;
@@ -133,10 +147,15 @@ std::pair<std::int64_t, std::int64_t> Directory::hold(int group, Keys keys) {
   std::lock_guard lock(mutex_);
   std::vector<Entry*> entries = host_.leading_ready(group, keys);
   if (entries.empty()) return {0, 0};
-  for (Entry* entry : entries) host_.own(entry);
+  looked_up(entries, {});
   const auto count = static_cast<std::int64_t>(entries.size());
+  return {add_hold(std::move(entries)), count};
+}
+
+std::int64_t Directory::add_hold(std::vector<Entry*> entries) {
+  for (Entry* entry : entries) host_.own(entry);
   holds_.emplace(++last_id_, std::move(entries));
-  return {last_id_, count};
+  return last_id_;
 }
 
 void Directory::release(std::int64_t hold) {
@@ -168,6 +187,18 @@ void Directory::reset() {
   (void)disk_.take_freed();
   committed_.clear();
   for (auto& keys : waiting_) keys.clear();
+}
+
+// A request that looked a key up, in whichever tier it was found, and stores it now was counted when it looked.
+void Directory::count_store(int group, Keys keys) {
+  if (!disk_.serves(group)) return;
+  for (std::size_t i = 0; admission_.by_frequency() && i < keys.size(); ++i) {
+    const std::string_view key = keys[i];
+    const Entry* known = host_.find(group, key);
+    if (!known) known = disk_.find(group, key);
+    if (!known || !known->looked_up) admission_.used(group, key);
+  }
+  const Tier::Kept stored_again(disk_, group, keys, /*stored_again=*/true);
 }
 
 void Directory::want_on_disk(const std::vector<Entry*>& entries) {

@@ -9,17 +9,26 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "ledger/admission.h"
+#include "ledger/group_hits.h"
 #include "ledger/tier.h"
+#include "ledger/write_budget.h"
 
 namespace kvo {
 
 enum class JobKind { store, load, demote, promote };
-enum class Admission { all, second_touch };  // to the disk: every key that is stored, or those that are asked for again
+
+struct GroupKeys {  // keys: from the chunk on that has the first token asked for
+  int group;
+  Keys keys;
+  GroupNeeds needs;
+};
 
 struct PlannedJob {
   std::int64_t id = 0;                   // 0: nothing to do
@@ -27,7 +36,8 @@ struct PlannedJob {
   std::vector<std::int64_t> slots;       // in host memory, one per key moved
   std::vector<std::int64_t> disk_slots;  // demote, promote: likewise
   std::vector<std::string> keys;         // demote: what is moved
-  std::int64_t sequence = 0, epoch = 0;  // demote: of the first key, the others follow; of all
+  std::int64_t sequence = 0;             // demote: of the first key, the others follow
+  std::int64_t epoch = 0;                // demote, promote: of all records
 };
 
 struct Report {
@@ -61,7 +71,9 @@ struct DirectoryCounters {
   std::int64_t skipped_keys = 0;   // plan_store: there already, or twice in one call
   std::int64_t dropped_keys = 0;   // plan_store: no slot to be had, or the tier is off; or the job was abandoned
   std::int64_t stored_keys = 0, promoted_keys = 0, demoted_keys = 0;  // became ready that way
-  std::int64_t undemoted_keys = 0;  // were to go to disk and did not: no slot, too many waiting, gone meanwhile
+  std::int64_t undemoted_keys = 0;    // were to go to disk and did not: no slot, too many waiting, gone meanwhile
+  std::int64_t unadmitted_keys = 0;   // likewise: not worth what would have to go (tinylfu)
+  std::int64_t over_budget_keys = 0;  // likewise: the day's writes are used up
   std::int64_t evicted_keys = 0, disk_evicted_keys = 0, failed_keys = 0, forgotten_keys = 0;
   std::int64_t store_jobs = 0, load_jobs = 0, demote_jobs = 0, promote_jobs = 0;
   std::int64_t failed_jobs = 0, expired_jobs = 0, abandoned_jobs = 0;
@@ -89,9 +101,11 @@ class Directory {
  public:
   using Keys = kvo::Keys;
 
-  // `policy`: which ready keys go when a tier is full; a name that make_policy() knows.
-  explicit Directory(int ranks, Admission admission = Admission::all, std::string policy = "adaptive")
-      : ranks_(ranks), admission_(admission), policy_(std::move(policy)) {}
+  // `policy`: which ready keys go when a tier is full; a name that make_policy() knows. `disk_writes_per_day`: bytes of
+  // each rank, 0 for no limit.
+  explicit Directory(int ranks, Admission admission = Admission::all, std::string policy = "adaptive",
+                     std::int64_t disk_writes_per_day = 0)
+      : ranks_(ranks), policy_(std::move(policy)), admission_(admission), budget_(disk_writes_per_day) {}
   Directory(const Directory&) = delete;
 
   // Everything is a miss until open(). Once; `host_bytes` is the whole tier, of which grow() says how much is ready.
@@ -106,13 +120,20 @@ class Directory {
     std::int64_t disk = 0;  // how many more after them are in one of the tiers: a prefetch makes them host hits
   };
   Hits lookup(int group, Keys keys);  // hits become the most recently used
+  struct GroupHits {
+    std::int64_t host_tokens = 0;          // a prefix of so many is in host memory: all that each group needs of it
+    std::int64_t tokens = 0;               // and of so many in one of the tiers
+    std::int64_t held_keys = 0, hold = 0;  // what the first needs; held if asked for
+  };
+  // The caller has start_tokens already: what lies before them is not asked for.
+  GroupHits lookup_groups(std::span<const GroupKeys> groups, std::int64_t start_tokens, bool hold);
   std::vector<EntryState> states(int group, Keys keys, bool on_disk = false) const;  // free = absent
   PlannedJob plan_store(int group, Keys keys, double deadline_seconds);
   PlannedJob plan_load(int group, Keys keys, double deadline_seconds);
   // Of the leading keys that are in one of the tiers, those that host memory neither has nor is getting.
   PlannedJob plan_promote(int group, Keys keys, double deadline_seconds);
-  // Up to `most` keys that are admitted to the disk and not there, in the order of admission.
-  PlannedJob plan_demote(int group, std::int64_t most, double deadline_seconds);
+  // Up to `most` of the keys that wait for the disk, in their order. Those passed over are counted and wait no more.
+  PlannedJob plan_demote(int group, std::int64_t most, double now_seconds, double deadline_seconds);
   DiskEvents take_disk_events();
 
   std::pair<std::int64_t, std::int64_t> hold(int group, Keys keys);  // {hold, leading ready keys held}
@@ -142,21 +163,29 @@ class Directory {
   bool disk_open() const { return disk_.pool().groups() > 0; }
   Tier& read_from(JobKind kind) { return kind == JobKind::promote ? disk_ : host_; }
   Tier& filled_by(JobKind kind) { return kind == JobKind::demote ? disk_ : host_; }
+  void looked_up(const std::vector<Entry*>& in_host, const std::vector<Entry*>& on_disk);
+  std::int64_t add_hold(std::vector<Entry*> entries);
+  void count_store(int group, Keys keys);
   void want_on_disk(const std::vector<Entry*>& entries);
+  bool disk_has_room(int group) const;
+  bool worth_a_write(const Entry* entry) const;
+  Entry* disk_slot_for(const Entry* entry, double now_seconds);
   std::int64_t add_job(Job job);
   void fail(Job& job, const Report& report);
   FinishedJob finish(std::int64_t id, Job& job);
+  void hand_on_use(Entry& record, Entry& entry);
   void release_job(Job& job);
   Status check_owners(const Tier& tier) const;
 
   const int ranks_;
-  const Admission admission_;
   const std::string policy_;
   mutable std::mutex mutex_;
   Tier host_{"host", /*recorded=*/false}, disk_{"disk_size", /*recorded=*/true};
   std::map<std::int64_t, Job> jobs_;  // by id, which is the order of planning
   std::unordered_map<std::int64_t, std::vector<Entry*>> holds_;
-  std::vector<std::deque<std::string>> waiting_;  // per group: keys admitted to the disk
+  AdmissionFilter admission_;
+  WriteBudget budget_;
+  std::vector<std::deque<std::string>> waiting_;  // per group: keys that may go to disk
   std::vector<Record> committed_;
   std::int64_t last_id_ = 0;  // of jobs and holds
   std::int64_t epoch_ = 0, next_sequence_ = 1;

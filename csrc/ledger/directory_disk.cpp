@@ -6,7 +6,7 @@ namespace kvo {
 PlannedJob Directory::plan_promote(int group, Keys keys, double deadline_seconds) {
   std::lock_guard lock(mutex_);
   if (!host_.serves(group) || !disk_.serves(group)) return {};
-  const Tier::Kept kept(host_, group, keys);
+  const Tier::Kept kept(host_, group, keys, /*stored_again=*/false);
   PlannedJob job;
   std::vector<Entry*> reads, fills;
   for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -22,11 +22,45 @@ PlannedJob Directory::plan_promote(int group, Keys keys, double deadline_seconds
   }
   if (fills.empty()) return {};
   ++counters_.promote_jobs;
+  job.epoch = epoch_;
   job.id = add_job({JobKind::promote, std::move(reads), std::move(fills), 0, {}, 0, deadline_seconds});
   return job;
 }
 
-PlannedJob Directory::plan_demote(int group, std::int64_t most, double deadline_seconds) {
+bool Directory::disk_has_room(int group) const {
+  const SlotPool& pool = disk_.pool();
+  if (pool.counts(group).free > 0) return true;
+  for (std::size_t i = 0; i < pool.extents().size(); ++i) {
+    const bool lent = pool.extents()[i].group >= 0;
+    if (!lent && pool.plan().usable_slots(group, static_cast<std::int64_t>(i), pool.ready_bytes()) > 0) return true;
+  }
+  return false;
+}
+
+bool Directory::worth_a_write(const Entry* entry) const {
+  if (!admission_.by_frequency() || disk_has_room(entry->group)) return true;
+  const auto* victim = static_cast<const Entry*>(disk_.groups()[entry->group].policy->victim());
+  return !victim || admission_.may_push_out(entry->group, entry->key.view(), victim->key.view());
+}
+
+// Null: it does not go to disk, and is counted.
+Entry* Directory::disk_slot_for(const Entry* entry, double now_seconds) {
+  if (!worth_a_write(entry)) {
+    ++counters_.unadmitted_keys;
+    return nullptr;
+  }
+  const std::int64_t bytes = disk_.pool().plan().slot_bytes[entry->group];
+  if (!budget_.allows(bytes, now_seconds)) {
+    ++counters_.over_budget_keys;
+    return nullptr;
+  }
+  Entry* record = disk_.fill(entry->group, entry->key.view());
+  if (record) budget_.spend(bytes);
+  counters_.undemoted_keys += !record;
+  return record;
+}
+
+PlannedJob Directory::plan_demote(int group, std::int64_t most, double now_seconds, double deadline_seconds) {
   std::lock_guard lock(mutex_);
   if (!host_.serves(group) || !disk_.serves(group)) return {};
   PlannedJob job;
@@ -37,11 +71,9 @@ PlannedJob Directory::plan_demote(int group, std::int64_t most, double deadline_
     Entry* entry = host_.find(group, key);
     if (entry) entry->wanted_on_disk = false;
     const bool movable = entry && entry->state == EntryState::ready && !disk_.find(group, key);
-    Entry* record = movable ? disk_.fill(group, key) : nullptr;
-    if (!record) {
-      ++counters_.undemoted_keys;
-      continue;
-    }
+    counters_.undemoted_keys += !movable;
+    Entry* record = movable ? disk_slot_for(entry, now_seconds) : nullptr;
+    if (!record) continue;
     host_.own(entry), disk_.own(record);
     reads.push_back(entry), fills.push_back(record);
     job.slots.push_back(entry->slot), job.disk_slots.push_back(record->slot);

@@ -64,6 +64,7 @@ FinishedJob Directory::finish(std::int64_t id, Job& job) {
     Entry* entry = job.fills[i];
     if (entry->state != EntryState::filling) continue;  // forgotten or failed meanwhile, or of an old epoch
     filled_by(job.kind).make_ready(entry);
+    if (job.kind == JobKind::promote) hand_on_use(*job.reads[i], *entry);
     ready.push_back(entry);
     if (job.kind == JobKind::demote)
       committed_.push_back(
@@ -73,9 +74,15 @@ FinishedJob Directory::finish(std::int64_t id, Job& job) {
                         : job.kind == JobKind::promote ? counters_.promoted_keys
                                                        : counters_.demoted_keys;
   count += static_cast<std::int64_t>(ready.size());
-  if (job.kind == JobKind::store && admission_ == Admission::all) want_on_disk(ready);
+  if (job.kind == JobKind::store && admission_.at_store()) want_on_disk(ready);
   release_job(job);
   return {id, job.kind, ok, job.given_up};
+}
+
+// The request that looked the key up on disk goes on with it in host memory: it is the same use.
+void Directory::hand_on_use(Entry& record, Entry& entry) {
+  entry.looked_up = record.looked_up;
+  if (record.state == EntryState::ready) disk_.used(&record);
 }
 
 void Directory::release_job(Job& job) {
@@ -119,6 +126,8 @@ Status Directory::abandon(std::int64_t id) {
   }
   const std::int64_t dropped = filled_by(job.kind).drop_all(job.fills);
   (job.kind == JobKind::demote ? counters_.undemoted_keys : counters_.dropped_keys) += dropped;
+  if (job.kind == JobKind::demote)
+    for (const Entry* entry : job.fills) budget_.give_back(disk_.pool().plan().slot_bytes[entry->group]);
   ++counters_.abandoned_jobs;
   release_job(job);
   jobs_.erase(found);

@@ -55,8 +55,12 @@ class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
 
-  // How many entries fit. It may change at any time; what is remembered of evicted keys may be lost then.
-  virtual void set_capacity(std::int64_t entries) = 0;
+  // How many entries fit, 0 at first. It may change at any time; what is remembered of evicted keys may be lost then.
+  void set_capacity(std::int64_t entries) {
+    capacity_ = entries;
+    resize(entries);
+  }
+  std::int64_t capacity() const { return capacity_; }
 
   void admit(PolicyNode& node, std::uint64_t hash);  // its bytes became ready
   // A request uses the key. It looks it up, perhaps again and again while it waits, and stores it again after computing
@@ -82,6 +86,7 @@ class EvictionPolicy {
  protected:
   static constexpr int kQueues = 4;
 
+  virtual void resize(std::int64_t entries) = 0;
   virtual void enter(PolicyNode& node, std::uint64_t hash) = 0;  // sets node.queue
   virtual void use(PolicyNode& node, std::uint64_t hash) = 0;
   virtual void touch(PolicyNode& node) { move_to_back(node, node.queue); }  // the same use goes on
@@ -91,6 +96,9 @@ class EvictionPolicy {
   void move_to_back(PolicyNode& node, int queue);
 
   std::array<NodeQueue, kQueues> queues_;
+
+ private:
+  std::int64_t capacity_ = 0;
 };
 
 // "lru", "s3fifo", "arc" or "adaptive" (the default: policy_adaptive.h); null for any other name.

@@ -13,7 +13,7 @@ int class_after(int key_class) { return std::min(key_class + 1, ReuseModel::kCla
 
 }  // namespace
 
-void AdaptivePolicy::set_capacity(std::int64_t entries) {
+void AdaptivePolicy::resize(std::int64_t entries) {
   ghosts_.set_capacity(std::max(kMinGhosts, kGhosts * entries));
   reuse_.set_capacity(entries);
   learn_uses_ = static_cast<std::uint32_t>(std::clamp<std::int64_t>(entries / 4, kMinLearnUses, 1 << 30));

@@ -11,12 +11,12 @@ namespace kvo {
 
 class AdaptivePolicy final : public EvictionPolicy {
  public:
-  AdaptivePolicy() { set_capacity(1); }
-  void set_capacity(std::int64_t entries) override;
+  AdaptivePolicy() { AdaptivePolicy::resize(1); }
   PolicyNode* victim() override;
   std::size_t bytes() const override { return ghosts_.bytes() + reuse_.bytes(); }
 
  private:
+  void resize(std::int64_t entries) override;
   void enter(PolicyNode& node, std::uint64_t hash) override;
   void use(PolicyNode& node, std::uint64_t hash) override;
   void before_link(PolicyNode& node) override { node.used_at = now_; }

@@ -4,7 +4,7 @@
 
 namespace kvo {
 
-void ArcPolicy::set_capacity(std::int64_t entries) {
+void ArcPolicy::resize(std::int64_t entries) {
   entries_ = static_cast<double>(std::max<std::int64_t>(1, entries));
   once_target_ = std::min(once_target_, entries_);
   once_ghosts_.set_capacity(entries);

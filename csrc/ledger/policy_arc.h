@@ -8,13 +8,13 @@ namespace kvo {
 
 class ArcPolicy final : public EvictionPolicy {
  public:
-  void set_capacity(std::int64_t entries) override;
   PolicyNode* victim() override;
   std::size_t bytes() const override { return once_ghosts_.bytes() + again_ghosts_.bytes(); }
 
  private:
   enum Queue : std::uint8_t { kOnce, kAgain };
 
+  void resize(std::int64_t entries) override;
   void enter(PolicyNode& node, std::uint64_t hash) override;
   void use(PolicyNode& node, std::uint64_t) override { move_to_back(node, kAgain); }
   void remember(const PolicyNode& node, std::uint64_t hash) override;

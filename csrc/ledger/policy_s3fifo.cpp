@@ -11,7 +11,7 @@ constexpr int kMaxSteps = 256;  // of one search for a victim; then the one at h
 
 }  // namespace
 
-void S3FifoPolicy::set_capacity(std::int64_t entries) {
+void S3FifoPolicy::resize(std::int64_t entries) {
   small_entries_ = std::max<std::int64_t>(1, entries / 10);
   ghosts_.set_capacity(entries);
 }

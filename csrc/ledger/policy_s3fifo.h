@@ -8,13 +8,13 @@ namespace kvo {
 
 class S3FifoPolicy final : public EvictionPolicy {
  public:
-  void set_capacity(std::int64_t entries) override;
   PolicyNode* victim() override;
   std::size_t bytes() const override { return ghosts_.bytes(); }
 
  private:
   enum Queue : std::uint8_t { kSmall, kMain };
 
+  void resize(std::int64_t entries) override;
   void enter(PolicyNode& node, std::uint64_t hash) override;
   void use(PolicyNode& node, std::uint64_t hash) override;
   void touch(PolicyNode&) override {}

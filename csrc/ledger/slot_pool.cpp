@@ -41,7 +41,7 @@ void SlotPool::add_slots(int index) {
     ++counts_[extent.group].capacity;
     ++counts_[extent.group].free;
   }
-  if (!extent.free.size() == 0) with_free_[extent.group].insert(index);
+  if (extent.free.size() > 0) with_free_[extent.group].insert(index);
 }
 
 void SlotPool::lend(int index, int group) {

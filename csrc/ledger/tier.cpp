@@ -29,15 +29,23 @@ Status Tier::open(std::int64_t bytes, const std::vector<std::int64_t>& slot_byte
     groups_[group].policy = make_policy(policy);
     if (!groups_[group].policy)
       return {Code::invalid, "policy '" + std::string(policy) + "': give adaptive, lru, s3fifo or arc"};
-    // All that one group could get; what it has is told as it comes, with several groups.
-    groups_[group].policy->set_capacity(bytes / plan.slot_bytes[group] / groups);
   }
   pool_.open(std::move(plan), bytes);
   return {};
 }
 
 void Tier::grow(std::int64_t ready_bytes) {
-  if (!groups_.empty()) pool_.grow(ready_bytes);
+  if (groups_.empty()) return;
+  pool_.grow(ready_bytes);
+  tell_capacities();
+}
+
+// After all that may lend an extent: to a policy a group is as large as the extents that it has.
+void Tier::tell_capacities() {
+  for (int group = 0; group < pool_.groups(); ++group) {
+    const std::int64_t capacity = pool_.counts(group).capacity;
+    if (groups_[group].policy->capacity() != capacity) groups_[group].policy->set_capacity(capacity);
+  }
 }
 
 bool Tier::serves(int group) const {
@@ -66,7 +74,9 @@ void Tier::looked_up(const std::vector<Entry*>& entries) {
     policy_of(*entry).looked_up(**entry, hash_of(*entry));
 }
 
-Tier::Kept::Kept(Tier& tier, int group, Keys keys) : tier_(tier) {
+void Tier::used(Entry* entry) { policy_of(entry).stored_again(*entry, hash_of(entry)); }
+
+Tier::Kept::Kept(Tier& tier, int group, Keys keys, bool stored_again) : tier_(tier) {
   std::vector<Entry*> known;
   for (std::size_t start = 0; start < keys.size(); start += KeyTable::kBatch) {
     for (Entry* entry : tier_.find_many(group, keys.subspan(start))) {
@@ -74,8 +84,10 @@ Tier::Kept::Kept(Tier& tier, int group, Keys keys) : tier_(tier) {
     }
   }
   for (auto entry = known.rbegin(); entry != known.rend(); ++entry) {
-    if ((*entry)->pinned) continue;  // it has owners, or the key is given twice
-    tier_.policy_of(*entry).stored_again(**entry, hash_of(*entry));
+    const bool owned = (*entry)->owners > 0;
+    if ((*entry)->pinned && !owned) continue;  // the key is given twice
+    if (stored_again) tier_.used(*entry);
+    if (owned) continue;
     tier_.policy_of(*entry).pin(**entry);
     pinned_.push_back(*entry);
   }
@@ -88,6 +100,7 @@ Tier::Kept::~Kept() {
 
 Entry* Tier::fill(int group, std::string_view key) {
   Entry* entry = take_slot(group);
+  tell_capacities();
   if (!entry) return nullptr;
   entry->key = key;
   entry->state = EntryState::filling;
@@ -128,6 +141,7 @@ void Tier::make_ready(Entry* entry) {
 bool Tier::restore(const SlotName& name, std::string_view key) {
   if (name.group < 0 || name.group >= static_cast<int>(groups_.size()) || find(name.group, key)) return false;
   Entry* entry = pool_.claim(name.group, name.slot);
+  tell_capacities();
   if (!entry) return false;
   entry->key = key;
   groups_[name.group].map.insert(entry);

@@ -49,13 +49,15 @@ class Tier {
   Entry* find(int group, std::string_view key) const { return groups_[group].map.find(key); }
   KeyTable::Batch find_many(int group, Keys keys) const { return groups_[group].map.find_many(keys); }
   std::vector<Entry*> leading_ready(int group, Keys keys) const;
+  // A use by a request begins with looked_up() and ends with used(): the key is stored again, or has been read from
+  // here.
   void looked_up(const std::vector<Entry*>& entries);
+  void used(Entry* entry);
 
-  // Until it is destroyed these keys, as far as they are ready, are not evicted: they are used by the call that makes
-  // room.
+  // Until it is destroyed these keys, as far as they are ready, are not evicted: the call that makes room needs them.
   class Kept {
    public:
-    Kept(Tier& tier, int group, Keys keys);
+    Kept(Tier& tier, int group, Keys keys, bool stored_again);
     ~Kept();
     Kept(const Kept&) = delete;
 
@@ -88,6 +90,7 @@ class Tier {
   Status check() const;
 
  private:
+  void tell_capacities();
   Entry* take_slot(int group);
   EvictionPolicy& policy_of(const Entry* entry) { return *groups_[entry->group].policy; }
   void bury(Entry* entry, bool evicted);

@@ -57,6 +57,7 @@ Status Tier::check_group(int index) const {
     return broken(name + "free + used + quarantined is not the capacity");
   if (in_map != static_cast<std::int64_t>(group.map.size()) || ready != group.ready_keys)
     return broken(name + "keys in the map");
+  if (slots.capacity != group.policy->capacity()) return broken(name + "the capacity that its policy was told");
   return evictable == group.policy->evictable() ? Status{} : broken(name + "what may be evicted");
 }
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvoffload.errors import Unsupported
+from kvoffload.hits import GroupKeys
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -37,6 +38,11 @@ class ChunkGroup:
         """Keys of chunks first .. end-1."""
         hashes = self.tokens_per_chunk // self.tokens_per_hash
         return list(block_hashes[(first + 1) * hashes - 1 : end * hashes : hashes])
+
+    def keys_between(self, block_hashes: Sequence[bytes], start_tokens: int, end_tokens: int) -> GroupKeys:
+        """Keys from the chunk that start_tokens lies in to the one that ends with end_tokens."""
+        first, end = start_tokens // self.tokens_per_chunk, end_tokens // self.tokens_per_chunk
+        return GroupKeys(self.index, self.keys(block_hashes, first, end), self.tokens_per_chunk)
 
 
 def make_groups(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from kvoffload.hits import GroupKeys
 from kvoffload.ledger import Ledger
 from kvoffload.vllm.groups import ChunkGroup
 from kvoffload.vllm.requests import Answer, RequestState
@@ -87,37 +88,38 @@ class Lookup:
         """Hits end on a multiple of every group's chunk, and leave at least one token to compute."""
         request, local = state.request, state.local_tokens
         state.release_holds()
-        end = min(request.num_tokens - 1, len(request.block_hashes) * self._groups[0].tokens_per_hash)
-        end -= end % self._unit_tokens
-        wait = False
-        for group in self._groups:
-            first = local // group.tokens_per_chunk
-            keys = group.keys(request.block_hashes, first, end // group.tokens_per_chunk) if end > local else []
-            if not keys:
-                end = local
-                break
-            hold = self._ledger.hold(keys, group.index)
-            state.holds.append(hold)
-            if patient and self._worth_waiting(state, group, keys, hold.keys_held):
-                wait = True
-            end = min(end, (first + hold.keys_held) * group.tokens_per_chunk)
-            end -= end % self._unit_tokens
-        if wait:
+        most = min(request.num_tokens - 1, len(request.block_hashes) * self._groups[0].tokens_per_hash)
+        most -= most % self._unit_tokens
+        if most <= local:
+            return 0, False
+        groups = [group.keys_between(request.block_hashes, local, most) for group in self._groups]
+        hold, hit = self._ledger.hold_groups(groups, local)
+        state.holds.append(hold)
+        if patient and (self._is_loading(state, groups) or self._is_storing(state, groups, hit.host_tokens)):
             return None, False
-        if end <= local:
+        if hit.host_tokens <= local:
             state.release_holds()
             return 0, False
-        return end - local, True
+        return hit.host_tokens - local, True
 
-    def _worth_waiting(self, state: RequestState, group: ChunkGroup, keys: Sequence[bytes], ready: int) -> bool:
-        """A load of the same keys for somebody else soon is a local hit; a preempted request's own stores soon end.
+    def _is_loading(self, state: RequestState, groups: Sequence[GroupKeys]) -> bool:
+        """A load of the same keys for somebody else soon is a local hit."""
+        loading = [(self._loading[group.group], group.keys) for group in groups]
+        if not self.joins or not any(others and not others.keys().isdisjoint(keys) for others, keys in loading):
+            return False
+        self._counters["joins"] += state.waiting_since is None
+        return True
 
-        For a new request a key that is being stored is a miss.
+    def _is_storing(self, state: RequestState, groups: Sequence[GroupKeys], hit_tokens: int) -> bool:
+        """A preempted request's own stores soon end and make the hit longer. For a new request a key that is being
+        stored is a miss.
         """
-        loading = self._loading[group.index]
-        if self.joins and loading and not loading.keys().isdisjoint(keys):
-            self._counters["joins"] += state.waiting_since is None
-            return True
-        if ready < len(keys) and state.request.num_preemptions > 0:
-            return self._ledger.states(keys[ready : ready + 1], group.index) == ["filling"]
-        return False
+        if state.request.num_preemptions == 0:
+            return False
+        end = hit_tokens - hit_tokens % self._unit_tokens + self._unit_tokens
+        states = set()
+        for group in groups:
+            first, here = state.local_tokens // group.tokens_per_chunk, hit_tokens // group.tokens_per_chunk
+            keys = group.keys[here - first : end // group.tokens_per_chunk - first]
+            states.update(self._ledger.states(keys, group.group))
+        return "filling" in states and "absent" not in states

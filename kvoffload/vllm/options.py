@@ -9,6 +9,7 @@ from typing import Any
 
 from kvoffload.config import check_flag, check_options, parse_size
 from kvoffload.errors import InvalidInput
+from kvoffload.ledger import POLICIES, Policy
 from kvoffload.paths import RING_MOST_BYTES, check_path, check_ring
 
 WHERE = "kv_connector_extra_config"
@@ -22,15 +23,18 @@ class Options:
     blocks_per_chunk: blocks moved and kept together; None: the smallest that gives a slot of at least 512 KiB.
     deadline_seconds: how long a transfer may take before its keys count as a miss, and how long a request waits for
         somebody else's.
+    policy: as KVCache's.
     path, ring, calibrate: as Mover's; ring: bytes of each GPU's memory, 0 for none.
 
-    >>> Options.parse({"host": "1GiB", "ring": "64MiB"})
-    Options(host=1073741824, blocks_per_chunk=None, deadline_seconds=30.0, path='auto', ring=67108864, calibrate=True)
+    >>> options = Options.parse({"host": "1GiB", "ring": "64MiB"})
+    >>> options.host, options.ring, options.policy
+    (1073741824, 67108864, 'adaptive')
     """
 
     host: int
     blocks_per_chunk: int | None = None
     deadline_seconds: float = 30.0
+    policy: Policy = "adaptive"
     path: str = "auto"
     ring: int = RING_MOST_BYTES
     calibrate: bool = True
@@ -49,10 +53,14 @@ class Options:
         seconds = given.get("deadline_seconds", 30.0)
         if type(seconds) not in (int, float) or not math.isfinite(seconds) or seconds <= 0:
             raise InvalidInput(f"option 'deadline_seconds' is {seconds!r}; allowed: seconds > 0")
+        policy = given.get("policy", "adaptive")
+        if policy not in POLICIES:
+            raise InvalidInput(f"option 'policy' is {policy!r}; allowed: {', '.join(POLICIES)}")
         return cls(
             parse_size(given["host"], "host"),
             chunk,
             float(seconds),
+            policy,
             check_path(given.get("path", "auto")),
             check_ring(given.get("ring", RING_MOST_BYTES)),
             check_flag(given.get("calibrate", True), "calibrate"),

@@ -47,7 +47,10 @@ class LedgerHalf:
         # Reports come only with steps, so deadlines count time in which vLLM steps: an engine that stands idle, or
         # compiles for a minute, has not heard of what ended meanwhile.
         self.ledger = Ledger(
-            ranks=ranks, deadline_seconds=options.deadline_seconds, clock=lambda: self._stepped_seconds
+            ranks=ranks,
+            deadline_seconds=options.deadline_seconds,
+            clock=lambda: self._stepped_seconds,
+            policy=options.policy,
         )
         self._stepped_seconds, self._last_plan = 0.0, time.monotonic()
         self.counters: Counter[str] = Counter()

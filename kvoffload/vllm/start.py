@@ -60,7 +60,7 @@ def make_mover_half(options: Options, vllm_config: VllmConfig, layout: KVLayout)
 
 
 def log_start_line(hellos: Sequence[Hello], half: LedgerHalf, options: Options, vllm_config: VllmConfig) -> None:
-    """One line: bytes per rank and in all, chunks, tokens, pinned, device, runner, paths and their device memory."""
+    """One line: bytes per rank and in all, chunks, tokens, pinned, policy, device, runner, paths and their memory."""
     first = hellos[0]
     bytes_per_token = sum(
         slot_bytes / group.tokens_per_chunk for slot_bytes, group in zip(first.slot_bytes, half.groups, strict=True)
@@ -71,7 +71,7 @@ def log_start_line(hellos: Sequence[Hello], half: LedgerHalf, options: Options, 
     )
     logger.info(
         "kvoffload: host memory %s a rank, %s on %d rank(s) (%s ready), %s; chunks of %s; %d chunks, %d tokens fit; "
-        "device %s, runner %s, deadline %g s; ring of %s on each device, paths %s",
+        "policy %s; device %s, runner %s, deadline %g s; ring of %s on each device, paths %s",
         _size(first.host_bytes),
         _size(len(hellos) * first.host_bytes),
         len(hellos),
@@ -80,6 +80,7 @@ def log_start_line(hellos: Sequence[Hello], half: LedgerHalf, options: Options, 
         chunks,
         first.host_bytes // max(first.slot_bytes),
         first.host_bytes / bytes_per_token,
+        options.policy,
         _each(hello.device for hello in hellos),
         "V2" if runner_is_v2(vllm_config) else "V1",
         options.deadline_seconds,

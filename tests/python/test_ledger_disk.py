@@ -123,12 +123,17 @@ class Told:
         self.calls.append(("reset",))
 
 
-def told_ledger(ranks=1, **changes):
+def told_ledger(ranks=1, ledger_options=None, **changes):
     manifest = Told()
-    ledger = Ledger(manifest=manifest, ranks=ranks)
+    ledger = Ledger(manifest=manifest, ranks=ranks, **(ledger_options or {}))
     for rank in range(ranks):
         ledger.hello(hello(manifest, rank, **changes))
     return ledger, manifest
+
+
+def done(ledger, job):
+    if job is not None:
+        ledger.apply(Results(0, (JobResult(job.id, True, 0, 0.0),)))
 
 
 def test_free_comes_before_the_plan_and_commit_after_the_last_rank():
@@ -215,6 +220,44 @@ def test_without_files_there_is_no_disk():
     assert manifest.calls == [] and not ledger.stats()["disk"]["serving"]
 
 
-def test_admission_by_its_name():
-    with pytest.raises(InvalidInput, match="second_touch"):
+def test_admission_and_the_days_writes_by_their_names():
+    with pytest.raises(InvalidInput, match="all, second_touch, tinylfu"):
         Ledger(admission="often")
+    for wrong in (0, -1, True, "12 parsecs", 0.5):
+        with pytest.raises(InvalidInput, match="disk_writes_per_day"):
+            Ledger(disk_writes_per_day=wrong)
+    with pytest.raises(InvalidInput, match=f"disk_writes_per_day = 4096 bytes.*at least {24 * SLOT_BYTES}"):
+        told_ledger(ledger_options={"disk_writes_per_day": "4KiB"})
+
+
+def test_keys_asked_for_again_go_to_disk():
+    ledger, _ = told_ledger(ledger_options={"admission": "second_touch"})
+    done(ledger, ledger.plan_store(keys_of(0, 4), [0] * 4))
+    assert ledger.plan_demote(100) is None
+    ledger.lookup(keys_of(0, 2))
+    assert ledger.plan_demote(100).keys == tuple(keys_of(0, 2))
+
+
+def test_keys_used_less_than_what_would_go_stay_off_a_full_disk():
+    ledger, _ = told_ledger(ledger_options={"admission": "tinylfu"})
+    for start in range(0, DISK_SLOTS, HOST_SLOTS):
+        for _ in range(2):
+            done(ledger, ledger.plan_store(keys_of(start, start + HOST_SLOTS), [0] * HOST_SLOTS))
+        done(ledger, ledger.plan_demote(100))
+    done(ledger, ledger.plan_store(keys_of(30, 31), [0]))
+    assert ledger.plan_demote(100) is None and ledger.stats()["unadmitted_keys"] == 1
+    ledger.lookup(keys_of(30, 31))
+    assert ledger.plan_demote(100).keys == tuple(keys_of(30, 31))
+
+
+def test_no_more_goes_to_disk_than_the_day_allows():
+    now = [1000.0]
+    options = {"disk_writes_per_day": f"{24 * 2 * SLOT_BYTES // 1024}KiB", "clock": lambda: now[0]}
+    ledger, _ = told_ledger(ledger_options=options)
+    done(ledger, ledger.plan_store(keys_of(0, 3), [0] * 3))
+    assert ledger.plan_demote(100).keys == tuple(keys_of(0, 2))  # an hour's share
+    stats = ledger.stats()
+    assert (stats["over_budget_keys"], stats["undemoted_keys"], stats["waiting_for_disk_keys"]) == (1, 0, 0)
+    done(ledger, ledger.plan_store(keys_of(3, 4), [0]))
+    now[0] += 3600
+    assert ledger.plan_demote(100).keys == tuple(keys_of(3, 4))

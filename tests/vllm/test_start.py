@@ -62,6 +62,7 @@ def vllm_config(**changes: Any) -> Any:
         ({"host": "1GiB", "blocks_per_chunk": 1.5}, "'blocks_per_chunk' is 1.5"),
         ({"host": "1GiB", "deadline_seconds": -1}, "'deadline_seconds' is -1"),
         ({"host": "1GiB", "deadline_seconds": float("inf")}, "'deadline_seconds' is inf"),
+        ({"host": "1GiB", "policy": "belady"}, "option 'policy' is 'belady'; allowed: adaptive, lru, s3fifo, arc"),
         ({"host": "1GiB", "path": "kernels"}, "path is 'kernels'; did you mean 'kernel'"),
         ({"host": "1GiB", "ring": "1GiB"}, "ring is '1GiB'; allowed: 32 MiB to 256 MiB"),
         ({"host": "1GiB", "calibrate": "false"}, "calibrate is 'false'; allowed: true or false"),
@@ -74,8 +75,8 @@ def test_bad_options_are_named(given: dict[str, Any], message: str) -> None:
 
 def test_options() -> None:
     assert Options.parse({"host": 2**30, "blocks_per_chunk": 4, "deadline_seconds": 5}) == Options(2**30, 4, 5.0)
-    given = {"host": 2**30, "path": "staged", "ring": "64MiB", "calibrate": False}
-    assert Options.parse(given) == Options(2**30, path="staged", ring=64 << 20, calibrate=False)
+    given = {"host": 2**30, "policy": "lru", "path": "staged", "ring": "64MiB", "calibrate": False}
+    assert Options.parse(given) == Options(2**30, policy="lru", path="staged", ring=64 << 20, calibrate=False)
     assert Options.parse({"host": 2**30, "ring": 0}).ring == 0
 
 
@@ -91,7 +92,8 @@ def test_the_start_line_says_where_the_paths_come_from_and_what_the_ring_takes(m
     half: Any = SimpleNamespace(groups=make_groups(groups, [1], tokens_per_hash=TOKENS))
     start.log_start_line(hellos, half, Options(2**30), vllm_config())
     hellos[1] = replace(hellos[1], ring_bytes=0, paths="built in: the GPU said no")
-    start.log_start_line(hellos, half, Options(2**30), vllm_config())
+    start.log_start_line(hellos, half, Options(2**30, policy="arc"), vllm_config())
+    assert ["policy adaptive;" in lines[0], "policy arc;" in lines[1]] == [True, True]
     assert lines[0].endswith(f"; ring of 64.00 MiB on each device, paths {paths}")
     assert lines[1].endswith(
         f"; ring of 0.00 MiB | 64.00 MiB on each device, paths built in: the GPU said no | {paths}"

@@ -33,7 +33,7 @@ struct TwoTiers : testing::Test {
   }
   void store(const KeyList& keys) { report(directory->plan_store(0, keys, 10).id); }
   PlannedJob demote(std::int64_t most = 100) {
-    PlannedJob job = directory->plan_demote(0, most, 10);
+    PlannedJob job = directory->plan_demote(0, most, 0, 10);
     report(job.id);
     return job;
   }
@@ -77,7 +77,7 @@ TEST_F(TwoTiers, ASlotIsFreedInTheManifestBeforeAnotherKeyIsPlannedThere) {
   for (int i = 0; i < 8; i += 4) store(KeyList(i, i + 4)), demote();
   (void)directory->take_disk_events();
   store(KeyList(8, 9));
-  const PlannedJob job = directory->plan_demote(0, 100, 10);
+  const PlannedJob job = directory->plan_demote(0, 100, 0, 10);
   ASSERT_EQ(job.disk_slots.size(), 1u);
   const DiskEvents events = directory->take_disk_events();
   EXPECT_EQ(events.freed, (std::vector<SlotName>{{0, job.disk_slots[0]}}));
@@ -89,7 +89,7 @@ TEST_F(TwoTiers, ASlotIsFreedInTheManifestBeforeAnotherKeyIsPlannedThere) {
 
 TEST_F(TwoTiers, ADemotionThatFailsLeavesTheKeyInHostMemoryOnly) {
   store(KeyList(0, 2));
-  const PlannedJob job = directory->plan_demote(0, 100, 10);
+  const PlannedJob job = directory->plan_demote(0, 100, 0, 10);
   report(job.id, false);
   EXPECT_EQ(directory->lookup(0, KeyList(0, 2)).host, 2);
   EXPECT_EQ(directory->states(0, KeyList(0, 1), true)[0], EntryState::free);
@@ -114,7 +114,7 @@ TEST_F(TwoTiers, ACommitWaitsForEveryRank) {
   open(4, 8, 2);
   const std::int64_t stored = directory->plan_store(0, KeyList(0, 1), 10).id;
   for (int rank : {0, 1}) (void)directory->report(rank, {{stored, true, {}}});
-  const std::int64_t job = directory->plan_demote(0, 100, 10).id;
+  const std::int64_t job = directory->plan_demote(0, 100, 0, 10).id;
   (void)directory->report(1, {{job, true, {}}});
   EXPECT_TRUE(directory->take_disk_events().committed.empty());
   (void)directory->report(0, {{job, true, {0}}});  // one rank could not write this key
@@ -127,7 +127,7 @@ TEST_F(TwoTiers, AKeyThatLeavesHostMemoryBeforeItsTurnIsNotDemoted) {
   directory->forget(0, KeyList(0, 1));
   EXPECT_EQ(demote().keys, KeyList(1, 2).strings);
   EXPECT_EQ(directory->stats().counters.undemoted_keys, 1);
-  EXPECT_EQ(directory->plan_demote(0, 100, 10).id, 0) << "nothing waits any more";
+  EXPECT_EQ(directory->plan_demote(0, 100, 0, 10).id, 0) << "nothing waits any more";
 }
 
 TEST_F(TwoTiers, WhatIsForgottenBeforeItsCommitWasTakenIsNotCommitted) {
@@ -143,7 +143,7 @@ TEST_F(TwoTiers, WhatIsForgottenBeforeItsCommitWasTakenIsNotCommitted) {
 TEST_F(TwoTiers, SecondTouchDemotesWhatIsAskedForAgain) {
   open(4, 8, 1, Admission::second_touch);
   store(KeyList(0, 4));
-  EXPECT_EQ(directory->plan_demote(0, 100, 10).id, 0);
+  EXPECT_EQ(directory->plan_demote(0, 100, 0, 10).id, 0);
   (void)directory->lookup(0, KeyList(0, 2));
   (void)directory->lookup(0, KeyList(0, 2));
   EXPECT_EQ(demote().keys, KeyList(0, 2).strings);
@@ -152,7 +152,7 @@ TEST_F(TwoTiers, SecondTouchDemotesWhatIsAskedForAgain) {
 TEST_F(TwoTiers, ADeadlineQuarantinesBothSidesAndKeepsWhatWasRead) {
   open(40, 40);
   store(KeyList(0, 1));
-  const PlannedJob job = directory->plan_demote(0, 100, 10);
+  const PlannedJob job = directory->plan_demote(0, 100, 0, 10);
   EXPECT_EQ(directory->expire(11).size(), 1u);
   EXPECT_EQ(directory->stats().host.groups[0].slots.quarantined, 1);
   EXPECT_EQ(directory->stats().disk.groups[0].slots.quarantined, 1);
@@ -164,13 +164,13 @@ TEST_F(TwoTiers, ADeadlineQuarantinesBothSidesAndKeepsWhatWasRead) {
 
 TEST_F(TwoTiers, ResetForgetsBothTiersAndWhatIsOnItsWay) {
   store(KeyList(0, 2));
-  const std::int64_t job = directory->plan_demote(0, 1, 10).id;
+  const std::int64_t job = directory->plan_demote(0, 1, 0, 10).id;
   directory->reset();
   report(job);
   EXPECT_EQ(directory->lookup(0, KeyList(0, 2)).host, 0);
   EXPECT_EQ(directory->lookup(0, KeyList(0, 2)).disk, 0);
   EXPECT_TRUE(directory->take_disk_events().committed.empty());
-  EXPECT_EQ(directory->plan_demote(0, 100, 10).id, 0);
+  EXPECT_EQ(directory->plan_demote(0, 100, 0, 10).id, 0);
   EXPECT_EQ(directory->stats().disk.groups[0].slots.free, 8);
 }
 
