@@ -71,7 +71,7 @@ struct DirectoryCounters {
   std::int64_t skipped_keys = 0;   // plan_store: there already, or twice in one call
   std::int64_t dropped_keys = 0;   // plan_store: no slot to be had, or the tier is off; or the job was abandoned
   std::int64_t stored_keys = 0, promoted_keys = 0, demoted_keys = 0;  // became ready that way
-  std::int64_t undemoted_keys = 0;    // were to go to disk and did not: no slot, too many waiting, gone meanwhile
+  std::int64_t undemoted_keys = 0;    // were to go to disk and did not: too many waiting, gone meanwhile
   std::int64_t unadmitted_keys = 0;   // likewise: not worth what would have to go (tinylfu)
   std::int64_t over_budget_keys = 0;  // likewise: the day's writes are used up
   std::int64_t evicted_keys = 0, disk_evicted_keys = 0, failed_keys = 0, forgotten_keys = 0;
@@ -169,7 +169,7 @@ class Directory {
   void want_on_disk(const std::vector<Entry*>& entries);
   bool disk_has_room(int group) const;
   bool worth_a_write(const Entry* entry) const;
-  Entry* disk_slot_for(const Entry* entry, double now_seconds);
+  bool may_go_to_disk(const Entry* entry, double now_seconds);
   std::int64_t add_job(Job job);
   void fail(Job& job, const Report& report);
   FinishedJob finish(std::int64_t id, Job& job);

@@ -43,21 +43,13 @@ bool Directory::worth_a_write(const Entry* entry) const {
   return !victim || admission_.may_push_out(entry->group, entry->key.view(), victim->key.view());
 }
 
-// Null: it does not go to disk, and is counted.
-Entry* Directory::disk_slot_for(const Entry* entry, double now_seconds) {
-  if (!worth_a_write(entry)) {
-    ++counters_.unadmitted_keys;
-    return nullptr;
-  }
-  const std::int64_t bytes = disk_.pool().plan().slot_bytes[entry->group];
-  if (!budget_.allows(bytes, now_seconds)) {
-    ++counters_.over_budget_keys;
-    return nullptr;
-  }
-  Entry* record = disk_.fill(entry->group, entry->key.view());
-  if (record) budget_.spend(bytes);
-  counters_.undemoted_keys += !record;
-  return record;
+// False: it does not go to disk, and is counted.
+bool Directory::may_go_to_disk(const Entry* entry, double now_seconds) {
+  const bool admitted = worth_a_write(entry);
+  const bool affordable = budget_.allows(disk_.pool().plan().slot_bytes[entry->group], now_seconds);
+  counters_.unadmitted_keys += !admitted;
+  counters_.over_budget_keys += admitted && !affordable;
+  return admitted && affordable;
 }
 
 PlannedJob Directory::plan_demote(int group, std::int64_t most, double now_seconds, double deadline_seconds) {
@@ -69,11 +61,14 @@ PlannedJob Directory::plan_demote(int group, std::int64_t most, double now_secon
   for (; static_cast<std::int64_t>(fills.size()) < most && !waiting.empty(); waiting.pop_front()) {
     const std::string& key = waiting.front();
     Entry* entry = host_.find(group, key);
-    if (entry) entry->wanted_on_disk = false;
     const bool movable = entry && entry->state == EntryState::ready && !disk_.find(group, key);
+    const bool goes = movable && may_go_to_disk(entry, now_seconds);
+    Entry* record = goes ? disk_.fill(group, key) : nullptr;
+    if (goes && !record) break;  // all that is on disk is in use: it goes on waiting, as do those behind it
+    if (entry) entry->wanted_on_disk = false;
     counters_.undemoted_keys += !movable;
-    Entry* record = movable ? disk_slot_for(entry, now_seconds) : nullptr;
     if (!record) continue;
+    budget_.spend(disk_.pool().plan().slot_bytes[group]);
     host_.own(entry), disk_.own(record);
     reads.push_back(entry), fills.push_back(record);
     job.slots.push_back(entry->slot), job.disk_slots.push_back(record->slot);

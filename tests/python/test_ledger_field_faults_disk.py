@@ -67,7 +67,7 @@ def test_demotions_that_never_end_stop_at_the_slots_there_are(open_cache):
     cache.run("store", keys_of(0, 32))
     jobs = [job for _ in range(32) if (job := cache.plan("demote", keys_of(0, 1)))]
     assert len(jobs) == 8
-    assert cache.ledger.stats()["undemoted_keys"] == 24
+    assert cache.ledger.stats()["waiting_for_disk_keys"] == 24
     assert cache.load(keys_of(0, 32)) == keys_of(0, 32)
     assert len(cache.run("store", keys_of(100, 124)).slots) == 24  # all but what is being written makes room
 

@@ -171,12 +171,15 @@ class TiersModel:
         fills: list[Entry] = []
         waiting = self.waiting[group] if self.serves_both() else deque()
         while waiting and len(fills) < most:
-            key = waiting.popleft()
+            key = waiting[0]
             entry = self.host.find(group, key)
-            self.wanted.discard(entry)
             movable = self.host.is_ready(group, key) and not self.disk.find(group, key)
             slot = disk_slots[len(fills)] if len(fills) < len(disk_slots) else None
             record = self.disk.fill(group, key, slot) if movable else None
+            if movable and record is None:
+                break
+            waiting.popleft()
+            self.wanted.discard(entry)
             if record is None:
                 self.counters["undemoted_keys"] += 1
             else:
