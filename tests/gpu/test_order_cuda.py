@@ -17,8 +17,16 @@ BUSY = {"KVO_TEST_BUSY_STREAMS": "8"}
 @pytest.mark.parametrize("settings", [ONE_QUEUE, BUSY, ONE_QUEUE | BUSY], ids=["one queue", "busy", "both"])
 def test_order_holds_with(settings, path):
     files = ["tests/python/test_order.py", "tests/gpu/test_capture.py"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", *files]
+    command = [sys.executable, "-m", "pytest", "-v", "--durations", "5", "-p", "no:cacheprovider", "-m", "gpu", *files]
     command += ["-k", f"{path} and not cupy"]  # streams of the two frameworks are the same to us
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | settings, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
-    assert " passed" in done.stdout
+    command += ["-o", "faulthandler_timeout=60"]  # where it stands, if it stands
+    child = subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        output = child.communicate(timeout=240)[0]
+    except subprocess.TimeoutExpired:
+        child.kill()
+        output = child.communicate()[0]
+    assert child.returncode == 0, output[-6000:]
+    assert " passed" in output
