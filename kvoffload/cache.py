@@ -17,7 +17,7 @@ from kvoffload.errors import InvalidInput, KVOffloadError, MissingKey, WaitTimeo
 from kvoffload.layout import KVLayout
 from kvoffload.ledger import Admission, Ledger, Policy
 from kvoffload.ledger_disk import LedgerDir
-from kvoffload.messages import Hit, Job, Results
+from kvoffload.messages import Hello, Hit, Job, Results
 from kvoffload.mover import Ids, Mover
 from kvoffload.transfer import Transfer, TransferResult
 
@@ -67,7 +67,8 @@ class KVCache:
             raise InvalidInput(f"{', '.join(['disk_size', *disk_options])}: these need the option `disk`, a directory")
         check_flag(write_through, "write_through")
         self.layout, self._deadline_seconds = layout, deadline_seconds
-        self._settling = threading.Lock()
+        self._settling = threading.RLock()  # a signal handler may call in
+        self._settling_now = False
         self._directory: LedgerDir | None = None
         self._write_back: WriteBack | None = None
         self._stop_pump = threading.Event()
@@ -86,9 +87,9 @@ class KVCache:
             )  # fmt: skip
             self._ledger.hello(hello)
             if self._directory is not None:
-                self._begin_with_disk(self._directory, write_through, deadline_seconds)
-        except BaseException:
-            self._mover.close()
+                self._begin_with_disk(self._directory, hello, write_through, deadline_seconds)
+        except BaseException:  # it keeps this frame, and so all that is open
+            self.close()
             raise
 
     def lookup(self, keys: Sequence[bytes], group: int = 0) -> Hit:
@@ -166,7 +167,7 @@ class KVCache:
         """
         deadline = time.monotonic() + timeout_seconds
         self._stop_pump.set()
-        self._flush(deadline)
+        self._flush(deadline - timeout_seconds / 4)  # the rest is for what is under way then
         self._mover.close(max(deadline - time.monotonic(), 0))
         if self._directory is not None:
             with contextlib.suppress(WaitTimeout):  # committed it is all the same
@@ -194,10 +195,14 @@ class KVCache:
         assert self._mover.disk is not None
         return self._mover.disk.tier
 
-    def _begin_with_disk(self, directory: LedgerDir, write_through: bool, deadline_seconds: float) -> None:
-        if self._tier.identity != directory.manifest.identity:  # the ledger has dropped what the slab held
-            self._tier.set_identity(directory.manifest.identity)
-        self._write_back = WriteBack(self._ledger, self._mover, write_through, deadline_seconds)
+    def _begin_with_disk(
+        self, directory: LedgerDir, hello: Hello, write_through: bool, deadline_seconds: float
+    ) -> None:
+        mover = self._mover  # the callback must not keep this cache
+        mover.adopt(directory.manifest.identity)  # where it is another one the ledger has dropped what the slab held
+        self._write_back = WriteBack(
+            self._ledger, hello, write_through, lambda job: mover.submit_to_disk(job, deadline_seconds)
+        )
         self._stop_pump = pump_in_background(self, _step, self._tier.wait)
 
     def _wait_for_disk(self, seconds: float) -> None:
@@ -212,8 +217,9 @@ class KVCache:
             return
         with contextlib.suppress(KVOffloadError):  # closed before
             while time.monotonic() < deadline:
+                storing = self._mover.stats()["store"]["unfinished"]  # before: what ends meanwhile is seen below
                 self._settle(flush=True)
-                if self._write_back.idle:
+                if self._write_back.idle and not storing:
                     return
                 self._wait_for_disk(min(deadline - time.monotonic(), 0.05))
 
@@ -224,12 +230,21 @@ class KVCache:
         """
         self._mover.check()
         with self._settling:
-            results = Results(rank=0, results=self._mover.poll(), hello=self._mover.hello_if_changed())
-            ended = self._ledger.apply(results) if results.results or results.hello else []
-            ended += self._ledger.expire()
-            if self._write_back is not None and (ended or pump or flush):
-                self._write_back.ended(ended)
-                self._write_back.pump(everything=flush)
+            if self._settling_now:  # interrupted in the midst of this by a signal handler, which calls in
+                return
+            self._settling_now = True
+            try:
+                self._take_results(pump, flush)
+            finally:
+                self._settling_now = False
+
+    def _take_results(self, pump: bool, flush: bool) -> None:
+        results = Results(rank=0, results=self._mover.poll(), hello=self._mover.hello_if_changed())
+        ended = self._ledger.apply(results) if results.results or results.hello else []
+        ended += self._ledger.expire()
+        if self._write_back is not None and (ended or pump or flush):
+            self._write_back.ended(ended)
+            self._write_back.pump(everything=flush)
 
 
 def _step(cache: KVCache) -> bool:

@@ -11,13 +11,14 @@ from typing import Any
 
 from kvoffload.errors import KVOffloadError, WaitTimeout
 from kvoffload.ledger import Hold, Ledger
-from kvoffload.messages import FinishedJob, Job
-from kvoffload.mover import Mover
+from kvoffload.messages import FinishedJob, Hello, Job
 
 # Demotions in flight keep their slots from being evicted: at most this share of host memory, and so many keys a job.
 IN_FLIGHT_SHARE, MOST_JOB_KEYS = 8, 32
+# Half of what a mover's disk takes into its queue.
+MOST_IN_FLIGHT_KEYS = 2048
 # With write-back, what is not on disk yet may fill this share of host memory before anything is written.
-UNWRITTEN_SHARE = 2
+UNWRITTEN_SHARE = 16
 PUMP_SECONDS = 0.2
 
 
@@ -91,18 +92,18 @@ class Prefetch:
 
 
 class WriteBack:
-    """Sends demotions to the mover, ahead of need.
+    """Plans demotions ahead of need, and sends them.
 
-    write_through: at once. Else what waits may fill half of host memory first, so that what lives shortly is never
-    written; then the oldest goes.
+    hello: of a mover, for its sizes. write_through: at once. Else what waits may fill a sixteenth of host memory, so
+    that what lives shortly is never written; then the oldest goes. send: gives a job to the movers; what it raises
+    drops the job.
     """
 
-    def __init__(self, ledger: Ledger, mover: Mover, write_through: bool, deadline_seconds: float) -> None:
-        self._ledger, self._mover, self._deadline_seconds = ledger, mover, deadline_seconds
-        largest = max(group.slot_bytes for group in mover.layout.groups)
-        host_keys = mover.hello().host_bytes // largest
+    def __init__(self, ledger: Ledger, hello: Hello, write_through: bool, send: Callable[[Job], None]) -> None:
+        self._ledger, self._send, self._groups = ledger, send, len(hello.slot_bytes)
+        host_keys = hello.host_bytes // max(hello.slot_bytes)
         self._most_waiting = 0 if write_through else host_keys // UNWRITTEN_SHARE
-        self._most_in_flight = max(host_keys // IN_FLIGHT_SHARE, 1)
+        self._most_in_flight = min(max(host_keys // IN_FLIGHT_SHARE, 1), MOST_IN_FLIGHT_KEYS)
         self._jobs: dict[int, int] = {}  # demotions in flight: job -> keys
 
     def ended(self, jobs: Iterable[FinishedJob]) -> None:
@@ -112,7 +113,7 @@ class WriteBack:
     def pump(self, *, everything: bool = False) -> None:
         """Send what is due; with `everything`, all that fits into the queue."""
         over = self._ledger.stats()["waiting_for_disk_keys"] - (0 if everything else self._most_waiting)
-        for group in range(len(self._mover.layout.groups)):
+        for group in range(self._groups):
             while over > 0 and (room := self._most_in_flight - sum(self._jobs.values())) > 0:
                 job = self._ledger.plan_demote(min(over, room, MOST_JOB_KEYS), group)
                 if job is None:
@@ -127,7 +128,7 @@ class WriteBack:
 
     def _sent(self, job: Job) -> bool:
         try:
-            self._mover.submit_to_disk(job, self._deadline_seconds)
+            self._send(job)
         except KVOffloadError:  # full or off: counted there, and dropped
             self._ledger.abandon(job.id)
             return False

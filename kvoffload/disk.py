@@ -20,8 +20,9 @@ log = logging.getLogger("kvoffload")
 IO = ("auto", "io_uring", "threads")
 # For locks that others hold while they remove files.
 OPEN_SECONDS = 30.0
-# Of the first directory's share, for the manifest: what it may grow to, or so much of a small cap.
-MANIFEST_BYTES, MANIFEST_SHARE = 128 << 20, 16
+# For the manifest: of each slot a record with a key of 64 bytes, three times, since the file doubles before a new one
+# takes its place; and how much it grows at least. Or so much of a small cap.
+MANIFEST_SLOT_BYTES, MANIFEST_BYTES, MANIFEST_SHARE = 3 * 96, 12 << 20, 16
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -71,9 +72,9 @@ class DiskOptions:
         """Of all that changes the bytes of a record: names the namespace's directory."""
         return hashlib.sha256(f"{layout.fingerprint}\0{self.namespace}".encode()).hexdigest()[:32]
 
-    @property
-    def manifest_bytes(self) -> int:
-        return min(MANIFEST_BYTES, self.size_bytes // MANIFEST_SHARE)
+    def manifest_bytes(self, layout: KVLayout) -> int:
+        slots = self.size_bytes // min(group.slot_bytes for group in layout.groups)
+        return min(MANIFEST_BYTES + slots * MANIFEST_SLOT_BYTES, self.size_bytes // MANIFEST_SHARE)
 
 
 class Disk:
@@ -85,12 +86,16 @@ class Disk:
         self._namespaces = [
             _C.NamespaceDir(root, fingerprint, options.dp, f"rank{rank}", OPEN_SECONDS) for root in options.directories
         ]
-        slab_bytes = len(self._namespaces) * min(map(self._make_room, self._namespaces)) - options.manifest_bytes
-        self.tier = _C.DiskTier(
-            arena, [namespace.path for namespace in self._namespaces], fingerprint, rank,
-            [group.slot_bytes for group in layout.groups], [group.payload_bytes for group in layout.groups],
-            slab_bytes, io=options.io, network=options.network,
-        )  # fmt: skip
+        try:
+            room_bytes = len(self._namespaces) * min(map(self._make_room, self._namespaces))
+            self.tier = _C.DiskTier(
+                arena, [namespace.path for namespace in self._namespaces], fingerprint, rank,
+                [group.slot_bytes for group in layout.groups], [group.payload_bytes for group in layout.groups],
+                room_bytes - options.manifest_bytes(layout), io=options.io, network=options.network,
+            )  # fmt: skip
+        except BaseException:  # it keeps this frame, and so the locks, for as long as somebody keeps it
+            self._namespaces.clear()
+            raise
 
     def _make_room(self, namespace: _C.NamespaceDir) -> int:
         """How much of its directory's share is left beside other caches that are in use."""

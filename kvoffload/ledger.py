@@ -104,7 +104,7 @@ class Ledger:
         self._hellos: dict[int, Hello] = {}
         self._lock = threading.Lock()  # of _hellos and the flags for log lines
         self._blocks_per_chunk: tuple[int, ...] = ()  # set when all ranks have said hello
-        self._tier_off = False
+        self._tier_off = self._disk_off = False
         self._failure_logged = False
 
     def hello(self, hello: Hello) -> None:
@@ -261,8 +261,8 @@ class Ledger:
         """A job that writes up to `most_keys` of the keys waiting for it to disk, in their order, or None.
 
         Keys that are passed over wait no longer: gone or without a slot (`undemoted_keys`), not worth what would have
-        to go (`unadmitted_keys`), over the day's bytes (`over_budget_keys`). When it returns the manifest no longer
-        counts on what the disk slots of the job held.
+        to go (`unadmitted_keys`), over the day's bytes (`over_budget_keys`: no more than `most_keys`). When it returns
+        the manifest no longer counts on what the disk slots of the job held.
         """
         self._check_group(group)
         now = self._clock()
@@ -338,7 +338,16 @@ class Ledger:
         if off != self._tier_off:
             self._tier_off = off
             log.warning("%s", _TIER_OFF if off else "host tier on again: reports came in for the quarantined slots")
-        return [FinishedJob(*job) for job in jobs]
+        finished = [FinishedJob(*job) for job in jobs]
+        if any(job.late or not job.ok for job in finished):
+            self._log_disk()
+        return finished
+
+    def _log_disk(self) -> None:
+        off = self._directory.stats()["disk"]["tier_off"]
+        if off != self._disk_off:
+            self._disk_off = off
+            log.warning("%s", _DISK_OFF if off else "disk tier on again: reports came in for the quarantined slots")
 
     def abandon(self, job_id: int) -> None:
         """Undoes a job whose plan was sent to no rank (its queue was full): stores are dropped and counted.
@@ -359,10 +368,11 @@ class Ledger:
     def forget(self, keys: Sequence[bytes], group: int = 0) -> int:
         """Makes keys a miss, also those being stored; how many were there."""
         self._check_group(group)
+        found = self._disk.forget(group, keys) if self._disk is not None else 0
         forgotten = self._directory.forget(group, keys)
         if self._disk is not None:
             self._disk.note()
-        return forgotten
+        return found + forgotten
 
     def reset(self, timeout_seconds: float = RESET_SECONDS) -> None:
         """A new epoch: nothing stored or being stored before is ever visible again, also after a restart.
@@ -393,6 +403,10 @@ class Ledger:
 _TIER_OFF = (
     "host tier off: over 5 % of it is quarantined, in slots of jobs that some rank has not reported in time; lookups "
     "miss and stores are dropped until the reports come"
+)
+_DISK_OFF = (
+    "disk tier off: over 5 % of it is quarantined, in slots of jobs that some rank has not reported in time; it is "
+    "neither written nor read until the reports come"
 )
 
 

@@ -6,14 +6,19 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 from kvoffload import _C
+from kvoffload.errors import KVOffloadError
 from kvoffload.messages import Hello
 
 log = logging.getLogger("kvoffload")
 
 RESET_SECONDS = 10.0
 OPEN_SECONDS = 30.0
+RUN_KEYS = 32  # committed one after the other: about as many as a demotion has
+
+Chunk = tuple[int, bytes, int, int]  # group, key, slot, sequence
 
 
 class LedgerDir:
@@ -58,35 +63,70 @@ class DiskNotes:
     def __init__(self, directory: _C.Directory, manifest: _C.Manifest) -> None:
         self._directory, self._manifest = directory, manifest
         self._order = threading.Lock()  # from taking events to having appended them
-        self._epoch = threading.RLock()  # what was found is made ready before a reset or not at all
+        self._start = threading.Lock()  # what was found is made ready before a reset or not at all
+        self._epoch: int = manifest.stats()["epoch"]  # with resets that the manifest has not got round to
+        self._found: dict[str, Any] | None = None  # by the manifest at its opening
+        self._opened = False
 
     def open(self, disk_bytes: int, hellos: Sequence[Hello]) -> None:
         """Makes what the manifest knows ready, if every rank has the slab it speaks of; else none of it, ever."""
-        with self._epoch:
-            self._open(disk_bytes, hellos)
-
-    def _open(self, disk_bytes: int, hellos: Sequence[Hello]) -> None:
-        opening = self._manifest.take_opening()
-        self._directory.open_disk(disk_bytes, self._manifest.stats()["epoch"], self._manifest.first_sequence)
-        if opening["not_believed"]:
-            log.warning("manifest: %s", opening["not_believed"])
-        strangers = [hello.rank for hello in hellos if hello.slab_identity != self._manifest.identity]
-        chunks = opening["chunks"]
-        if strangers:
-            if chunks:
-                log.warning(
-                    "rank %s has not the files that the manifest speaks of: %d chunks on disk are dropped on all ranks",
-                    ", ".join(map(str, strangers)), len(chunks),
-                )  # fmt: skip
-            self.reset(RESET_SECONDS)
+        with self._start:
+            found = self._take_found()
+            self._directory.open_disk(disk_bytes, self._epoch, self._manifest.first_sequence)
+            if found["not_believed"]:
+                log.warning("manifest: %s", found["not_believed"])
+            strangers = [hello.rank for hello in hellos if hello.slab_identity != self._manifest.identity]
+            if strangers:
+                self._begin_epoch()
+            else:
+                self._restore(found["chunks"])
+            self._opened = True
+        if not strangers:
             return
+        if found["chunks"]:
+            log.warning(
+                "rank %s has not the files that the manifest speaks of: %d chunks on disk are dropped on all ranks",
+                ", ".join(map(str, strangers)), len(found["chunks"]),
+            )  # fmt: skip
+        try:
+            self._manifest.reset(RESET_SECONDS)
+        except KVOffloadError as error:  # nothing of it was made ready, and host memory can be used
+            log.warning("manifest: what is stored now may be a miss after a restart: %s", error)
+
+    def _take_found(self) -> dict[str, Any]:
+        if self._found is None:
+            self._found = self._manifest.take_opening()
+        found, self._found = self._found, {"chunks": [], "not_believed": ""}
+        return found
+
+    def _restore(self, chunks: Sequence[Chunk]) -> None:
+        """The oldest first, so that it goes first; but a job's last key before its first (see `Directory`)."""
+        newest = {(group, key): slot for group, key, slot, _ in chunks}  # of two commits of one key the later counts
         lost = defaultdict(list)
-        for group, key, slot, sequence in reversed(chunks):  # of two commits of one key the later counts
-            if not self._directory.restore(group, slot, key, sequence):
-                lost[group].append(slot)
+        for start in range(0, len(chunks), RUN_KEYS):
+            for group, key, slot, sequence in reversed(chunks[start : start + RUN_KEYS]):
+                if newest[group, key] != slot or not self._directory.restore(group, slot, key, sequence):
+                    lost[group].append(slot)
         for group, slots in lost.items():
             self._manifest.free(group, slots)
         log.info("manifest: %d chunks on disk are ready, %d are not", len(chunks), sum(map(len, lost.values())))
+
+    def forget(self, group: int, keys: Sequence[bytes]) -> int:
+        """Keys that were found and not made ready yet, because not all ranks have said hello; how many."""
+        if self._opened:
+            return 0
+        with self._start:
+            if self._opened:
+                return 0
+            found = self._take_found()
+            names = set(keys)
+            gone = [chunk for chunk in found["chunks"] if chunk[0] == group and chunk[1] in names]
+            if gone:
+                self._manifest.free(group, [slot for _, _, slot, _ in gone])
+                left = [chunk for chunk in found["chunks"] if chunk[0] != group or chunk[1] not in names]
+                found["chunks"] = left
+            self._found = found
+            return len({key for _, key, _, _ in gone})
 
     def note(self) -> None:
         """Appends everything that came about so far; never waits for the medium."""
@@ -107,7 +147,12 @@ class DiskNotes:
 
     def reset(self, timeout_seconds: float) -> None:
         """A new epoch in both; returns when it is durable. Raises WaitTimeout."""
-        with self._epoch:
-            self._directory.reset()
-            self._manifest.take_opening()  # found at start and, before all ranks have said hello, not made ready yet
-            self._manifest.reset(timeout_seconds)
+        with self._start:
+            self._take_found()
+            self._begin_epoch()
+        self._manifest.reset(timeout_seconds)
+
+    def _begin_epoch(self) -> None:
+        """In the directory at once. The manifest follows with its reset, which may end long after it was given up."""
+        self._directory.reset()
+        self._epoch += 1

@@ -41,6 +41,9 @@ class Job:
 class Plan:
     """What every mover has to do next; the same plan goes to all ranks.
 
+    `slab_identity`: of the manifest that will name what the demotions write; a slab must have it before that. 0: no
+    demotions.
+
     >>> Plan().stores
     ()
     """
@@ -49,6 +52,7 @@ class Plan:
     loads: tuple[Job, ...] = ()
     demotions: tuple[Job, ...] = ()
     promotions: tuple[Job, ...] = ()
+    slab_identity: int = 0
 
 
 @dataclass(frozen=True, slots=True)

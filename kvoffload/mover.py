@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -82,7 +83,11 @@ class Mover:
         )  # fmt: skip
         geometries = [group.geometry for group in layout.groups]
         self._engine = _C.Engine(device, self._arena, geometries, queue_depth, ring_bytes)
-        self.disk = Disk(self._arena, layout, rank, disk) if disk else None
+        try:
+            self.disk = Disk(self._arena, layout, rank, disk) if disk else None
+        except BaseException:  # it keeps this frame
+            self._engine.close(UNCLOSED_SECONDS)
+            raise
         self._hello: Hello | None = None
         # Its arguments keep the tensors until the copies are done, whatever is dropped first.
         self._finalizer = weakref.finalize(
@@ -172,6 +177,19 @@ class Mover:
         if self.disk is None:
             raise Unsupported(f"job {job.id} is a {job.kind}: this mover was made without `disk`")
         self.disk.submit(job, timeout_seconds)
+
+    def adopt(self, slab_identity: int) -> None:
+        """What the slabs hold from now on is named by the manifest of this identity. Call it before a demotion.
+
+        Writes a header where it is news, else nothing. Raises `KVOffloadError` when that fails: do not demote then.
+        """
+        if self.disk is not None and self.disk.tier.identity != slab_identity:
+            self.disk.tier.set_identity(slab_identity)
+
+    def wait_for_disk(self, timeout_seconds: float) -> None:
+        """Until a demotion or promotion has ended, or none is under way, or the time is over."""
+        if self.disk is not None:
+            self.disk.tier.wait(timeout_seconds)
 
     def poll(self) -> tuple[JobResult, ...]:
         """Results of jobs that ended since the last call, each once. Never waits."""
@@ -285,10 +303,17 @@ def _ids(values: Ids, name: str) -> npt.NDArray[np.int64]:
 
 
 def _shut_down(engine: _C.Engine, arena: _C.Arena, disk: Disk | None, layout: KVLayout, timeout_seconds: float) -> None:
+    deadline = time.monotonic() + timeout_seconds
     try:
-        if disk is not None:  # it uses the arena: where it does not end, the engine must not free that
-            disk.close(timeout_seconds)
-        engine.close(timeout_seconds)
+        engine.check_owner()
+        try:
+            if disk is not None:
+                disk.close(timeout_seconds)
+        except WaitTimeout:
+            arena.leak()  # the engine must not free what the disk still uses
+            raise
+        finally:
+            engine.close(max(deadline - time.monotonic(), 0))
     except Forked:  # not ours to close
         pass
     except WaitTimeout:

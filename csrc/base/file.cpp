@@ -63,18 +63,19 @@ class RealFiles final : public FileSystem {
  public:
   Result<std::unique_ptr<File>> open(const std::string& path, OpenMode mode) override {
     if (fault::fires("file_open")) return file_error("open", path, EIO);
-    const int flags = mode == OpenMode::empty ? O_CREAT | O_TRUNC : 0;
+    const bool reads = mode == OpenMode::read;
+    const int flags = mode == OpenMode::empty ? O_RDWR | O_CREAT | O_TRUNC : reads ? O_RDONLY : O_RDWR;
     // NONBLOCK: a planted pipe must not hold us up.
-    UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0600));
+    UniqueFd fd(::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
     if (!fd) {
-      if (errno == ENOENT && mode == OpenMode::existing) return std::unique_ptr<File>();
+      if (errno == ENOENT && mode != OpenMode::empty) return std::unique_ptr<File>();
       return file_error("open", path, errno);
     }
     struct stat status;
     if (fstat(fd.get(), &status) != 0) return file_error("look at", path, errno);
     if (!S_ISREG(status.st_mode)) return Status(Code::invalid, "cannot open " + path + ": it is not a plain file");
     // Whatever umask and earlier owners of the name left.
-    if (fchmod(fd.get(), 0600) != 0) return file_error("change the mode of", path, errno);
+    if (!reads && fchmod(fd.get(), 0600) != 0) return file_error("change the mode of", path, errno);
     return std::unique_ptr<File>(new RealFile(std::move(fd), path));
   }
 

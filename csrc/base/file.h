@@ -20,7 +20,7 @@ class File {
   virtual Status sync() = 0;  // what was written is on the medium, and so is the size
 };
 
-enum class OpenMode { existing, empty };  // empty: made, or emptied
+enum class OpenMode { existing, empty, read };  // empty: made, or emptied; read: existing, and left as it is
 
 class FileSystem {
  public:

@@ -117,6 +117,7 @@ std::vector<Unit> other_units(const std::string& root, const std::string& own) {
     if (fs::is_symlink(fs::symlink_status(fingerprint))) continue;
     for (const fs::path& unit : entries_of(fingerprint)) {
       if (unit == own || !unit.filename().string().starts_with("dp")) continue;
+      if (fs::is_symlink(fs::symlink_status(unit))) continue;
       auto fd = open_lock(unit / kLockName, 0);
       struct stat status;
       if (!fd.ok() || !lock_text(fd->get()).starts_with(kMark) || fstat(fd->get(), &status) != 0) continue;
@@ -169,6 +170,10 @@ Result<UniqueFd> lock_leaf(const std::string& leaf) {
 
 }  // namespace
 
+NamespaceDir::Lock::~Lock() {
+  if (fd && !owner.forked()) flock(fd.get(), LOCK_UN);
+}
+
 Result<NamespaceDir> NamespaceDir::open(const std::string& root, const std::string& fingerprint, int dp,
                                         const std::string& leaf, Deadline deadline) {
   if (!is_name(fingerprint, 8, 128) || !is_name(leaf, 1, 32) || leaf == kLockName || dp < 0) {
@@ -188,8 +193,8 @@ Result<NamespaceDir> NamespaceDir::open(const std::string& root, const std::stri
   if (!unit_lock.ok()) return unit_lock.status();
   auto leaf_lock = lock_leaf(dir.path_);
   if (!leaf_lock.ok()) return leaf_lock.status();
-  dir.unit_lock_ = std::move(*unit_lock);
-  dir.leaf_lock_ = std::move(*leaf_lock);
+  dir.unit_lock_ = Lock(std::move(*unit_lock));
+  dir.leaf_lock_ = Lock(std::move(*leaf_lock));
   return dir;
 }
 

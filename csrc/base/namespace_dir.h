@@ -7,8 +7,10 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/owner_process.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
 
@@ -40,9 +42,20 @@ class NamespaceDir {
   Result<Room> make_room(std::int64_t own_bytes, std::int64_t cap_bytes, Deadline deadline) const;
 
  private:
+  // Given up on purpose: a forked child has the descriptor, too, and would keep the lock.
+  struct Lock {
+    Lock() = default;
+    explicit Lock(UniqueFd locked) : fd(std::move(locked)) {}
+    Lock(Lock&&) = default;
+    Lock& operator=(Lock&&) = default;
+    ~Lock();
+    UniqueFd fd;
+    OwnerProcess owner;
+  };
+
   std::string root_, unit_, path_;
-  UniqueFd unit_lock_;  // shared by the leaves
-  UniqueFd leaf_lock_;
+  Lock unit_lock_;  // shared by the leaves
+  Lock leaf_lock_;
 };
 
 }  // namespace kvo

@@ -10,10 +10,13 @@
 #include "bindings/errors.h"
 #include "bindings/key_list.h"
 #include "ledger/directory.h"
+#include "storage/record.h"
 
 namespace py = pybind11;
 
 namespace kvo {
+
+static_assert(kMostDiskKeyBytes == kMostRecordKeyBytes, "the ledger and the disk tier agree on what fits");
 
 namespace {
 

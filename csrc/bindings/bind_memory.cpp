@@ -68,6 +68,7 @@ void bind_memory(py::module_& m) {
           },
           py::arg("bytes"), py::arg("timeout_seconds"))
       .def("fill_rest", &Arena::fill_rest)
+      .def("leak", &Arena::leak, py::call_guard<py::gil_scoped_release>())
       .def("report", &report_dict);
 }
 

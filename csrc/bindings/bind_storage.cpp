@@ -43,6 +43,7 @@ struct Options {
 };
 
 std::shared_ptr<BoundDiskTier> open_tier(std::shared_ptr<Arena> arena, Options options) {
+  if (options.directories.empty()) throw_error({Code::invalid, "a disk tier needs a directory"});
   if (options.slot_bytes.empty() || options.slot_bytes.size() != options.payload_bytes.size() ||
       *std::min_element(options.slot_bytes.begin(), options.slot_bytes.end()) <= 0) {
     throw_error({Code::invalid, "slot_bytes and payload_bytes have one entry for each group"});
@@ -120,6 +121,15 @@ py::list poll(BoundDiskTier& self) {
   return results;
 }
 
+// A daemon thread may be here when the interpreter ends, and then ends where it wants the GIL back: in a destructor,
+// such as gil_scoped_release's, that would end the process.
+bool wait(BoundDiskTier& self, double timeout_seconds) {
+  PyThreadState* state = PyEval_SaveThread();
+  const bool any = self.tier->wait(deadline_in(timeout_seconds));
+  PyEval_RestoreThread(state);
+  return any;
+}
+
 py::dict outcomes(const std::array<std::int64_t, kDiskOutcomes.size()>& counts) {
   py::dict dict;
   for (std::size_t i = 0; i < counts.size(); ++i) dict[kDiskOutcomes[i]] = counts[i];
@@ -181,11 +191,11 @@ void bind_storage(py::module_& m) {
              options.tier.retry_seconds = retry_seconds;
              return open_tier(std::move(arena), std::move(options));
            }),
-           py::arg("arena"), py::arg("directories"), py::arg("fingerprint"), py::arg("rank"), py::arg("slot_bytes"),
-           py::arg("payload_bytes"), py::arg("cap_bytes"), py::kw_only(), py::arg("io") = DiskTierOptions().io,
-           py::arg("threads") = DiskTierOptions().threads, py::arg("depth") = DiskTierOptions().depth,
-           py::arg("request_bytes") = DiskTierOptions().request_bytes, py::arg("network") = false,
-           py::arg("most_waiting") = DiskTierOptions().most_waiting,
+           py::arg("arena").none(false), py::arg("directories"), py::arg("fingerprint"), py::arg("rank"),
+           py::arg("slot_bytes"), py::arg("payload_bytes"), py::arg("cap_bytes"), py::kw_only(),
+           py::arg("io") = DiskTierOptions().io, py::arg("threads") = DiskTierOptions().threads,
+           py::arg("depth") = DiskTierOptions().depth, py::arg("request_bytes") = DiskTierOptions().request_bytes,
+           py::arg("network") = false, py::arg("most_waiting") = DiskTierOptions().most_waiting,
            py::arg("most_failures") = DiskTierOptions().most_failures,
            py::arg("retry_seconds") = DiskTierOptions().retry_seconds)
       .def_property_readonly("bytes", [](const BoundDiskTier& self) { return self.tier->bytes(); })
@@ -200,10 +210,7 @@ void bind_storage(py::module_& m) {
       .def("promote", &promote, py::arg("job"), py::arg("group"), py::arg("slots"), py::arg("disk_slots"),
            py::arg("keys"), py::arg("epoch"), py::arg("timeout_seconds"))
       .def("poll", &poll)
-      .def(
-          "wait",
-          [](BoundDiskTier& self, double timeout_seconds) { return self.tier->wait(deadline_in(timeout_seconds)); },
-          py::arg("timeout_seconds"), py::call_guard<py::gil_scoped_release>())
+      .def("wait", &wait, py::arg("timeout_seconds"))
       .def("sync", [](BoundDiskTier& self) { without_gil([&] { return self.tier->sync(); }); })
       .def("stats", &stats_dict)
       .def("report", &report_dict)

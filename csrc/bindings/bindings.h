@@ -10,6 +10,7 @@ void bind_ledger(pybind11::module_& m);
 void bind_group_hits(pybind11::module_& m);
 void bind_manifest(pybind11::module_& m);
 void bind_storage(pybind11::module_& m);
+void bind_fsck(pybind11::module_& m);
 void bind_policies(pybind11::module_& m);
 void bind_memory(pybind11::module_& m);
 void bind_transfer(pybind11::module_& m);

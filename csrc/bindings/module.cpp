@@ -51,6 +51,7 @@ PYBIND11_MODULE(_C, m) {
   kvo::bind_group_hits(m);
   kvo::bind_manifest(m);
   kvo::bind_storage(m);
+  kvo::bind_fsck(m);
   kvo::bind_policies(m);
   kvo::bind_transfer(m);
   kvo::bind_bench(m);

@@ -6,7 +6,8 @@ namespace kvo {
 
 namespace {
 
-constexpr std::size_t kMostWaiting = 1 << 16;  // keys of a group that wait for the disk; further ones are not demoted
+// Keys of a group that wait for the disk, where host memory has not more slots; further ones are not demoted.
+constexpr std::int64_t kMostWaiting = 1 << 16;
 
 bool is_ready(const Entry* entry) { return entry && entry->state == EntryState::ready; }
 
@@ -201,11 +202,13 @@ void Directory::count_store(int group, Keys keys) {
   const Tier::Kept stored_again(disk_, group, keys, /*stored_again=*/true);
 }
 
+// All that host memory has may wait: a caller may want to write only when much does.
 void Directory::want_on_disk(const std::vector<Entry*>& entries) {
   for (Entry* entry : disk_open() ? entries : std::vector<Entry*>{}) {
     if (entry->wanted_on_disk || disk_.find(entry->group, entry->key.view())) continue;
     std::deque<std::string>& keys = waiting_[entry->group];
-    if (keys.size() >= kMostWaiting) {
+    const std::int64_t most = std::max(kMostWaiting, host_.pool().counts(entry->group).capacity);
+    if (static_cast<std::int64_t>(keys.size()) >= most || entry->key.view().size() > kMostDiskKeyBytes) {
       ++counters_.undemoted_keys;
       continue;
     }

@@ -132,7 +132,8 @@ class Directory {
   PlannedJob plan_load(int group, Keys keys, double deadline_seconds);
   // Of the leading keys that are in one of the tiers, those that host memory neither has nor is getting.
   PlannedJob plan_promote(int group, Keys keys, double deadline_seconds);
-  // Up to `most` of the keys that wait for the disk, in their order. Those passed over are counted and wait no more.
+  // Up to `most` of the keys that wait for the disk, in their order. Those passed over are counted and wait no more; no
+  // more than `most` are over the budget.
   PlannedJob plan_demote(int group, std::int64_t most, double now_seconds, double deadline_seconds);
   DiskEvents take_disk_events();
 
@@ -169,7 +170,6 @@ class Directory {
   void want_on_disk(const std::vector<Entry*>& entries);
   bool disk_has_room(int group) const;
   bool worth_a_write(const Entry* entry) const;
-  bool may_go_to_disk(const Entry* entry, double now_seconds);
   std::int64_t add_job(Job job);
   void fail(Job& job, const Report& report);
   FinishedJob finish(std::int64_t id, Job& job);

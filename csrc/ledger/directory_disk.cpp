@@ -30,6 +30,7 @@ PlannedJob Directory::plan_promote(int group, Keys keys, double deadline_seconds
 bool Directory::disk_has_room(int group) const {
   const SlotPool& pool = disk_.pool();
   if (pool.counts(group).free > 0) return true;
+  if (pool.free_extents() == 0) return false;  // as a rule: a large disk has thousands to look at
   for (std::size_t i = 0; i < pool.extents().size(); ++i) {
     const bool lent = pool.extents()[i].group >= 0;
     if (!lent && pool.plan().usable_slots(group, static_cast<std::int64_t>(i), pool.ready_bytes()) > 0) return true;
@@ -43,32 +44,28 @@ bool Directory::worth_a_write(const Entry* entry) const {
   return !victim || admission_.may_push_out(entry->group, entry->key.view(), victim->key.view());
 }
 
-// False: it does not go to disk, and is counted.
-bool Directory::may_go_to_disk(const Entry* entry, double now_seconds) {
-  const bool admitted = worth_a_write(entry);
-  const bool affordable = budget_.allows(disk_.pool().plan().slot_bytes[entry->group], now_seconds);
-  counters_.unadmitted_keys += !admitted;
-  counters_.over_budget_keys += admitted && !affordable;
-  return admitted && affordable;
-}
-
 PlannedJob Directory::plan_demote(int group, std::int64_t most, double now_seconds, double deadline_seconds) {
   std::lock_guard lock(mutex_);
   if (!host_.serves(group) || !disk_.serves(group)) return {};
   PlannedJob job;
   std::vector<Entry*> reads, fills;
   std::deque<std::string>& waiting = waiting_[group];
-  for (; static_cast<std::int64_t>(fills.size()) < most && !waiting.empty(); waiting.pop_front()) {
+  const std::int64_t slot_bytes = disk_.pool().plan().slot_bytes[group];
+  for (std::int64_t left = most; left > 0 && !waiting.empty(); waiting.pop_front()) {
     const std::string& key = waiting.front();
     Entry* entry = host_.find(group, key);
     const bool movable = entry && entry->state == EntryState::ready && !disk_.find(group, key);
-    const bool goes = movable && may_go_to_disk(entry, now_seconds);
-    Entry* record = goes ? disk_.fill(group, key) : nullptr;
-    if (goes && !record) break;  // all that is on disk is in use: it goes on waiting, as do those behind it
+    const bool admitted = movable && worth_a_write(entry);
+    const bool affordable = admitted && budget_.allows(slot_bytes, now_seconds);
+    Entry* record = affordable ? disk_.fill(group, key) : nullptr;
+    if (affordable && !record) break;  // all that is on disk is in use: it goes on waiting, as do those behind it
     if (entry) entry->wanted_on_disk = false;
     counters_.undemoted_keys += !movable;
+    counters_.unadmitted_keys += movable && !admitted;
+    counters_.over_budget_keys += admitted && !affordable;
+    left -= admitted;  // those over the budget too: the others may wait until it has more
     if (!record) continue;
-    budget_.spend(disk_.pool().plan().slot_bytes[group]);
+    budget_.spend(slot_bytes);
     host_.own(entry), disk_.own(record);
     reads.push_back(entry), fills.push_back(record);
     job.slots.push_back(entry->slot), job.disk_slots.push_back(record->slot);

@@ -1,12 +1,15 @@
 // A key's bytes. Those of vLLM (a SHA-256 and a group) fit in the record itself: at millions of keys, a heap block and
 // a cache miss for each would be most of what the ledger costs.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string_view>
 #include <utility>
 
 namespace kvo {
+
+inline constexpr std::size_t kMostDiskKeyBytes = 256;  // a record on disk has no room for more
 
 class Key {
  public:

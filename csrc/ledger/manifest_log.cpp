@@ -20,7 +20,13 @@ std::uint64_t random_word() {
   return word;
 }
 
-// Another number after every start of the machine. Where there is none to be had, every start of ours counts as one.
+ManifestOptions with_boot(ManifestOptions options) {
+  if (options.boot == 0) options.boot = boot_number();
+  return options;
+}
+
+}  // namespace
+
 std::uint64_t boot_number() {
   std::uint64_t boot = random_word();
   if (const auto file = std::unique_ptr<std::FILE, int (*)(std::FILE*)>(
@@ -32,13 +38,6 @@ std::uint64_t boot_number() {
   }
   return boot;
 }
-
-ManifestOptions with_boot(ManifestOptions options) {
-  if (options.boot == 0) options.boot = boot_number();
-  return options;
-}
-
-}  // namespace
 
 ManifestLog::ManifestLog(ManifestOptions options) : options_(with_boot(std::move(options))) {}
 

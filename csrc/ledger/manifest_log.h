@@ -62,6 +62,9 @@ struct ManifestStats {
   std::string failure;  // the last one, also of what is tried again
 };
 
+// Another number after every start of the machine. Where there is none to be had, every call has one of its own.
+std::uint64_t boot_number();
+
 class ManifestLog {
  public:
   static Result<std::unique_ptr<ManifestLog>> open(ManifestOptions options);

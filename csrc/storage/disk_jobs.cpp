@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "storage/record.h"
+
 namespace kvo {
 
 Status DiskJobs::submit(DiskJob job) {
@@ -54,6 +56,8 @@ bool DiskJobs::take_from(Queue& queue, std::int64_t& waiting, Taken& taken) {
       end_locked(taken, DiskOutcome::closed, "the disk tier was closed");
     } else if (now >= taken.job().deadline) {
       end_locked(taken, DiskOutcome::deadline, "the disk did not come to it in time");
+    } else if (taken.record().key.size() > kMostRecordKeyBytes) {
+      end_locked(taken, DiskOutcome::identity, "a key of more than 256 bytes is not kept on disk");
     } else if (!health_.lets_through(now)) {
       end_locked(taken, DiskOutcome::off, "the disk is off: " + health_.off());
     } else {

@@ -6,12 +6,14 @@
 namespace kvo {
 
 Result<std::unique_ptr<DiskTier>> DiskTier::open(DiskTierOptions options) {
+  const RecordOwner owner{options.slab.fingerprint, options.slab.rank};
+  KVO_TRY(check_name(owner, {}));
   auto slab = Slab::open(options.slab);
   if (!slab.ok()) return slab.status();
   auto shared =
       std::make_shared<DiskShared>(options.most_waiting, DiskHealth(options.most_failures, options.retry_seconds));
   shared->slab = std::move(*slab);
-  shared->owner = {options.slab.fingerprint, options.slab.rank};
+  shared->owner = owner;
   shared->io = options.io;
   shared->queue = {shared->slab->files(), 1, options.memory, options.memory_bytes};
   shared->memory_ready = std::move(options.memory_ready);
@@ -92,7 +94,6 @@ Status DiskTier::check(const DiskJob& job) const {
       return wrong("no slot begins at " + std::to_string(record.disk_offset) + " of " + std::to_string(plan.bytes));
     }
     if (reinterpret_cast<std::uintptr_t>(record.memory) % kDiskAlign != 0) return wrong("memory that is not aligned");
-    KVO_TRY(check_name(shared_->owner, {job.group, record.key}));
   }
   return {};
 }
@@ -111,6 +112,7 @@ DiskStats DiskTier::stats() const {
 }
 
 Status DiskTier::close(Deadline deadline) {
+  KVO_TRY(owner_.check("the disk tier"));
   std::lock_guard lock(closing_);
   shared_->jobs.close();
   wake();

@@ -34,6 +34,12 @@ void DiskWorker::run() noexcept {
   } catch (const std::exception& error) {
     shared_->jobs.broke(std::string("an I/O thread ended: ") + error.what());
   }
+  // What the kernel has nothing of is told; of the rest nobody may hear, so that its memory is never used again.
+  for (Active& active : active_) {
+    if (!active.taken.running || active.parts > 0) continue;
+    shared_->jobs.end(active.taken, DiskOutcome::io_error, "an I/O thread ended");
+    active.taken.running.reset();
+  }
   // Requests that will never be reaped use the queue's files and memory for ever.
   const bool leaks = queue_->in_flight() > 0;
   std::unique_ptr<IoQueue> queue;

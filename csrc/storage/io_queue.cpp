@@ -69,6 +69,7 @@ void IoQueue::begin(Operation& operation) {
 void IoQueue::reap(std::vector<IoResult>& results, Deadline deadline) {
   completions_.clear();
   completions_.swap(made_up_);
+  if (in_flight() > 0 && fault::fires("io_broken")) broken_ = Status(Code::unsupported, "io_uring_enter: ENXIO");
   if (broken_.ok()) broken_ = pump(completions_, completions_.empty() ? deadline : Deadline());
   // begin() adds to made_up_ alone.
   for (const Completion& completion : completions_) settle(completion, results);

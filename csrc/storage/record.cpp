@@ -25,11 +25,12 @@ struct Trailer {
 };
 static_assert(sizeof(Trailer) == kRecordTrailerBytes && offsetof(Trailer, crc) == 508);
 
+constexpr char kMagic[] = "KVORECRD";
 constexpr std::int64_t kCrcBytes = sizeof(Trailer::crc);
 
 Trailer trailer_of(const RecordOwner& owner, const RecordName& name) {
   Trailer trailer{};
-  std::copy_n("KVORECRD", sizeof trailer.magic, trailer.magic);
+  std::copy_n(kMagic, sizeof trailer.magic, trailer.magic);
   trailer.version = 1, trailer.group = name.group, trailer.rank = owner.rank;
   trailer.fingerprint_bytes = static_cast<std::uint16_t>(owner.fingerprint.size());
   trailer.key_bytes = static_cast<std::uint16_t>(name.key.size());
@@ -73,6 +74,23 @@ RecordState verify_record(const std::byte* slot, std::int64_t slot_bytes, const 
   wanted.sequence = found.sequence, wanted.epoch = found.epoch, wanted.crc = found.crc;
   if (std::memcmp(&found, &wanted, sizeof found) != 0) return RecordState::identity;
   return old ? RecordState::stale : RecordState::valid;
+}
+
+std::optional<RecordTrailer> read_trailer(std::span<const std::byte, kRecordTrailerBytes> end,
+                                          std::int64_t slot_bytes) {
+  Trailer found;
+  std::memcpy(&found, end.data(), sizeof found);
+  if (std::memcmp(found.magic, kMagic, sizeof found.magic) != 0 || found.version != 1 || found.payload_bytes < 0 ||
+      found.payload_bytes > slot_bytes - kRecordTrailerBytes || found.fingerprint_bytes > kMostRecordFingerprintBytes ||
+      found.key_bytes > kMostRecordKeyBytes) {
+    return {};
+  }
+  return RecordTrailer{{std::string(found.fingerprint, found.fingerprint_bytes), found.rank},
+                       found.group,
+                       std::string(found.key, found.key_bytes),
+                       found.payload_bytes,
+                       found.sequence,
+                       found.epoch};
 }
 
 }  // namespace kvo

@@ -3,6 +3,8 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -26,6 +28,16 @@ struct RecordName {
   std::int64_t sequence = 0, epoch = 0;  // sequence 0, in what is expected: any
 };
 
+// What a trailer says, believed or not.
+struct RecordTrailer {
+  RecordOwner owner;
+  int group = 0;
+  std::string key;
+  std::int64_t payload_bytes = 0, sequence = 0, epoch = 0;
+
+  RecordName name() const { return {group, key, payload_bytes, sequence, epoch}; }
+};
+
 enum class RecordState { valid, checksum, identity, stale };  // stale: of an earlier epoch, or an earlier record
 
 Status check_name(const RecordOwner& owner, const RecordName& name);
@@ -34,5 +46,8 @@ Status check_name(const RecordOwner& owner, const RecordName& name);
 void seal_record(std::byte* slot, std::int64_t slot_bytes, const RecordOwner& owner, const RecordName& name);
 RecordState verify_record(const std::byte* slot, std::int64_t slot_bytes, const RecordOwner& owner,
                           const RecordName& expected);
+
+// Of the last bytes of a slot. Empty: there is none. Only verify_record() says whether it is right.
+std::optional<RecordTrailer> read_trailer(std::span<const std::byte, kRecordTrailerBytes> end, std::int64_t slot_bytes);
 
 }  // namespace kvo

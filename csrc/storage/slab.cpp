@@ -83,6 +83,8 @@ Status Slab::open_file(const std::string& directory) {
   auto file = std::make_unique<File>();
   auto fd = open_slab(folder.get(), path_in(directory), why.empty());
   if (!fd.ok()) return fd.status();
+  // Its name, too, survives a power cut. EINVAL: this file system syncs no directories.
+  if (fsync(folder.get()) != 0 && errno != EINVAL) return file_error("sync", directory, errno);
   struct stat status;
   if (fstat(fd->get(), &status) != 0) return file_error("look at", path_in(directory), errno);
   file->directory = directory, file->fd = std::move(*fd), file->direct = why.empty();

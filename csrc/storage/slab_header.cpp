@@ -25,6 +25,8 @@ SlabHeader slab_header(const SlabPlan& plan, int index, int rank, const std::str
   header.directories = plan.directories, header.index = index, header.rank = rank;
   header.fingerprint_bytes = static_cast<std::uint32_t>(fingerprint.size());
   std::copy_n(fingerprint.begin(), std::min(fingerprint.size(), sizeof header.fingerprint), header.fingerprint);
+  header.groups = static_cast<std::int32_t>(plan.slot_bytes.size());
+  std::copy_n(plan.slot_bytes.begin(), std::min(plan.slot_bytes.size(), kMostSlabGroups), header.slot_bytes);
   return header;
 }
 

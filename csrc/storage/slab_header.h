@@ -1,5 +1,6 @@
 // The first 4 KiB of a slab's file: what it is, and for which cache.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -14,6 +15,8 @@ struct DiskTuning {
   std::int64_t read_bytes_per_second = 0, write_bytes_per_second = 0;  // that way; 0: not known
 };
 
+inline constexpr std::size_t kMostSlabGroups = 256;  // that it names
+
 struct alignas(kSlabHeaderBytes) SlabHeader {
   char magic[8] = {'K', 'V', 'O', 'S', 'L', 'A', 'B', '\0'};
   std::uint32_t version = 1;
@@ -24,7 +27,9 @@ struct alignas(kSlabHeaderBytes) SlabHeader {
   std::uint32_t fingerprint_bytes = 0;
   char fingerprint[128] = {};
   DiskTuning tuning;
-  char zeros[kSlabHeaderBytes - 216] = {};
+  std::int32_t groups = 0, zero = 0;
+  std::int64_t slot_bytes[kMostSlabGroups] = {};
+  char zeros[kSlabHeaderBytes - 224 - 8 * kMostSlabGroups] = {};
 
   void sign();
   // Whether it is whole, and but for identity and tuning what `other` is.

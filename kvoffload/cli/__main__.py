@@ -1,6 +1,6 @@
 """python -m kvoffload.cli"""
 
-from kvoffload.cli.main import app
+from kvoffload.cli.entry import main
 
 if __name__ == "__main__":
-    app(prog_name="kvoffload")
+    main()

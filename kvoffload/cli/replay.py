@@ -95,6 +95,7 @@ class Totals:
     hit_tokens: int = 0
     blocks: int = 0
     hit_blocks: int = 0
+    disk_hit_blocks: int = 0  # of the hits
     stored_bytes: int = 0
     store_seconds: float = 0.0
     loaded_bytes: int = 0
@@ -116,20 +117,23 @@ class Replay:
     def play(self, request: Request) -> None:
         totals, device = self.totals, self.device
         keys = [content_key(block_id) for block_id in request.block_ids]
-        hits = self.cache.lookup(keys).host
-        self._load(keys[:hits])
-        missing = keys[hits:]
-        blocks = device.take(len(missing))
-        for key, block in zip(missing, blocks, strict=True):
-            device.compute(key, block)
-        self._store(missing, blocks)
-        ready = self.cache.lookup(keys).host
-        self._load(keys[hits:ready])
+        in_host = self.cache.lookup(keys).host
+        with self.cache.prefetch(keys) as prefetch:
+            hits = prefetch.wait(WAIT_SECONDS).host
+            self._load(keys[:hits])
+            missing = keys[hits:]
+            blocks = device.take(len(missing))
+            for key, block in zip(missing, blocks, strict=True):
+                device.compute(key, block)
+            self._store(missing, blocks)
+            ready = self.cache.lookup(keys).host
+            self._load(keys[hits:ready])
         totals.requests += 1
         totals.tokens += request.input_tokens
         totals.hit_tokens += min(hits * self.trace_block_tokens, request.input_tokens)
         totals.blocks += len(keys)
         totals.hit_blocks += hits
+        totals.disk_hit_blocks += max(hits - in_host, 0)
         totals.not_read_back += len(keys) - max(ready, hits)
 
     def play_all(self, requests: Iterable[Request]) -> Totals:

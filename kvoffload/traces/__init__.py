@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 
+from kvoffload.errors import InvalidInput
+
 TOKENS_PER_TRACE_BLOCK = 512
+GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,26 @@ def conversation() -> Iterator[Request]:
     >>> first.input_tokens, len(first.block_ids)
     (6758, 14)
     """
-    packed = resources.files(__package__).joinpath("mooncake_conversation_400.jsonl.gz").read_bytes()
-    for line in gzip.decompress(packed).splitlines():
-        entry = json.loads(line)
-        yield Request(entry["timestamp"], entry["input_length"], entry["output_length"], tuple(entry["hash_ids"]))
+    return parse(resources.files(__package__).joinpath("mooncake_conversation_400.jsonl.gz").read_bytes())
+
+
+def parse(content: bytes) -> Iterator[Request]:
+    """Requests of a trace in Mooncake's form, plain or gzipped: one JSON object a line. Raises InvalidInput.
+
+    >>> list(parse(b'{"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [0, 1]}'))
+    [Request(timestamp_ms=5, input_tokens=600, output_tokens=3, block_ids=(0, 1))]
+    """
+    try:
+        lines = (gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content).splitlines()
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidInput(f"this trace cannot be unpacked: {error}") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+            sizes = int(entry["timestamp"]), int(entry["input_length"]), int(entry["output_length"])
+            yield Request(*sizes, tuple(map(int, entry["hash_ids"])))
+        except (ValueError, TypeError, KeyError) as error:
+            raise InvalidInput(
+                f"line {number} of this trace: {error!r}; each is a JSON object with timestamp, input_length, "
+                "output_length and hash_ids"
+            ) from error

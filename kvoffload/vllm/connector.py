@@ -34,7 +34,7 @@ support.check_interface()
 
 
 class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
-    """KV-cache offload to host memory. Options: `kvoffload.vllm.options.Options`.
+    """KV-cache offload to host memory and disk. Options: `kvoffload.vllm.options.Options`.
 
     Raises InvalidInput (options) and Unsupported (models and settings not served) when it is made.
     """
@@ -66,7 +66,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return dict(self._half.counters) if self._half is not None else {}
 
     def shutdown(self) -> None:
-        if isinstance(self._half, MoverHalf):
+        if self._half is not None:
             self._half.close()
 
     # ---- what we are
@@ -101,7 +101,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._half = start.make_mover_half(self._options, self._vllm_config, layout)
 
     def get_handshake_metadata(self) -> Greeting:
-        return Greeting(self.mover_half.hello())
+        return start.greeting_of(self.mover_half.mover)
 
     # ---- worker: one step
 
@@ -147,9 +147,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             raise Unsupported(
                 f"a handshake of {', '.join(strangers)}: kvoffload does not share it with other connectors"
             )
-        hellos = [greeting.hello for greeting in metadata.values()]
-        self.ledger_half.hello(hellos)
-        start.log_start_line(hellos, self.ledger_half, self._options, self._vllm_config)
+        start.begin(list(metadata.values()), self.ledger_half, self._options, self._vllm_config)
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
         self.set_xfer_handshake_metadata_pp_aware({(0, rank): greeting for rank, greeting in metadata.items()})
@@ -183,5 +181,4 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return ()
 
     def reset_cache(self) -> bool:
-        self.ledger_half.reset()
-        return True
+        return self.ledger_half.reset()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from kvoffload.hits import GroupKeys
+from kvoffload.hits import GroupHit, GroupKeys
 from kvoffload.ledger import Ledger
+from kvoffload.vllm.disk_plans import DiskPlans
 from kvoffload.vllm.groups import ChunkGroup
 from kvoffload.vllm.requests import Answer, RequestState
 
@@ -25,6 +26,7 @@ class Lookup:
         unit_tokens: int,
         deadline_seconds: float,
         counters: Counter[str],
+        disk: DiskPlans | None = None,
     ) -> None:
         self.generation = 0
         self.joins = True  # False without vLLM's own prefix cache: what is loaded for another request is no hit there
@@ -33,6 +35,7 @@ class Lookup:
         self._unit_tokens = unit_tokens
         self._deadline_seconds = deadline_seconds
         self._counters = counters
+        self._disk = disk
         self._loading: list[dict[bytes, str]] = [{} for _ in groups]  # per group: key -> the request it is loaded for
         self._parked: set[str] = set()  # requests whose load is done; they hold blocks and wait to be admitted
         self._making_way = False
@@ -95,7 +98,11 @@ class Lookup:
         groups = [group.keys_between(request.block_hashes, local, most) for group in self._groups]
         hold, hit = self._ledger.hold_groups(groups, local)
         state.holds.append(hold)
-        if patient and (self._is_loading(state, groups) or self._is_storing(state, groups, hit.host_tokens)):
+        if patient and (
+            self._is_loading(state, groups)
+            or self._is_storing(state, groups, hit.host_tokens)
+            or self._is_on_disk(state, groups, hit)
+        ):
             return None, False
         if hit.host_tokens <= local:
             state.release_holds()
@@ -109,6 +116,10 @@ class Lookup:
             return False
         self._counters["joins"] += state.waiting_since is None
         return True
+
+    def _is_on_disk(self, state: RequestState, groups: Sequence[GroupKeys], hit: GroupHit) -> bool:
+        """What follows on disk is brought to host memory first; nothing is ever loaded from disk."""
+        return self._disk is not None and hit.tokens > hit.host_tokens and self._disk.bring(state, groups, hit)
 
     def _is_storing(self, state: RequestState, groups: Sequence[GroupKeys], hit_tokens: int) -> bool:
         """A preempted request's own stores soon end and make the hit longer. For a new request a key that is being

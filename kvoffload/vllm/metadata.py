@@ -33,6 +33,10 @@ class StepPlan(KVConnectorMetadata):
     flush: tuple[int, ...] = ()  # jobs of stores whose blocks this step reuses: its writes wait for their reads
     loads: tuple[Load, ...] = ()
     stores: tuple[Job, ...] = ()  # of blocks that are complete after this step
+    promotions: tuple[Job, ...] = ()  # these two go by threads of the disk's own, and never delay a step
+    demotions: tuple[Job, ...] = ()
+    slab_identity: int = 0  # as in Plan
+    pause_seconds: float = 0.0  # this step has no tokens and requests or the engine's rest wait for the disk alone
 
 
 NOTHING = StepPlan()
@@ -51,6 +55,11 @@ class WorkerReport(KVConnectorWorkerMetadata):
 
 @dataclass(frozen=True, slots=True)
 class Greeting(KVConnectorHandshakeMetadata):
-    """Each worker's Hello, collected by vLLM after the KV tensors were registered and before anything is served."""
+    """Each worker's Hello, collected by vLLM after the KV tensors were registered and before anything is served.
+
+    With a disk `fingerprint` names the directory of what is kept, and `data_files` are this rank's slabs.
+    """
 
     hello: Hello
+    fingerprint: str = ""
+    data_files: tuple[str, ...] = ()

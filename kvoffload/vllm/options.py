@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 from kvoffload.config import check_flag, check_options, parse_size
+from kvoffload.disk import DiskOptions
 from kvoffload.errors import InvalidInput
-from kvoffload.ledger import POLICIES, Policy
+from kvoffload.ledger import POLICIES, Admission, Policy
 from kvoffload.paths import RING_MOST_BYTES, check_path, check_ring
 
 WHERE = "kv_connector_extra_config"
+DISK_OPTIONS = ("disk_size", "disk_io", "disk_network")  # `Options.disk` holds these
+NEED_DISK = (*DISK_OPTIONS, "write_through", "admission", "disk_writes_per_day")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Checked options; every field is one option.
+    """Checked options; every field is one option, but that `disk` also holds disk_size, disk_io and disk_network.
 
     host: bytes of host memory on each node, divided over the ranks of that node.
     blocks_per_chunk: blocks moved and kept together; None: the smallest that gives a slot of at least 512 KiB.
@@ -25,6 +28,8 @@ class Options:
         somebody else's.
     policy: as KVCache's.
     path, ring, calibrate: as Mover's; ring: bytes of each GPU's memory, 0 for none.
+    disk: directories and, like `host`, bytes on each node; None: no disk. write_through, admission: as KVCache's.
+    disk_writes_per_day: bytes on each node, divided like `disk_size`; None: any number.
 
     >>> options = Options.parse({"host": "1GiB", "ring": "64MiB"})
     >>> options.host, options.ring, options.policy
@@ -38,11 +43,15 @@ class Options:
     path: str = "auto"
     ring: int = RING_MOST_BYTES
     calibrate: bool = True
+    disk: DiskOptions | None = None
+    write_through: bool = False
+    admission: Admission = "all"
+    disk_writes_per_day: int | None = None
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Options:
         """Raises InvalidInput that names the option, what was given and what is allowed."""
-        check_options(given, [field.name for field in fields(cls)], WHERE)
+        check_options(given, [*(field.name for field in fields(cls)), *DISK_OPTIONS], WHERE)
         if "host" not in given:
             raise InvalidInput(
                 f"{WHERE} lacks the option 'host': host memory per node for KV, in bytes or like \"64GiB\""
@@ -64,4 +73,23 @@ class Options:
             check_path(given.get("path", "auto")),
             check_ring(given.get("ring", RING_MOST_BYTES)),
             check_flag(given.get("calibrate", True), "calibrate"),
+            *_parse_disk(given),
         )
+
+
+def _parse_disk(given: Mapping[str, Any]) -> tuple[DiskOptions | None, bool, Admission, int | None]:
+    if given.get("disk") is None:
+        without = [name for name in NEED_DISK if name in given]
+        if without:
+            raise InvalidInput(f"{', '.join(without)}: these need the option 'disk', a directory or a list of them")
+        return None, False, "all", None
+    disk = DiskOptions.parse(
+        given["disk"], given.get("disk_size"), disk_io=given.get("disk_io", "auto"),
+        disk_network=given.get("disk_network", False),
+    )  # fmt: skip
+    admission = given.get("admission", "all")
+    if admission not in get_args(Admission):
+        raise InvalidInput(f"option 'admission' is {admission!r}; allowed: {', '.join(get_args(Admission))}")
+    writes = given.get("disk_writes_per_day")
+    writes_bytes = None if writes is None else parse_size(writes, "disk_writes_per_day")
+    return disk, check_flag(given.get("write_through", False), "write_through"), admission, writes_bytes

@@ -35,6 +35,7 @@ class RequestState:
     holds: list[Hold] = field(default_factory=list)
     loading: list[tuple[int, bytes]] = field(default_factory=list)  # (group, key) of a load until it is admitted
     open_loads: set[int] = field(default_factory=set)  # jobs of that load that have not ended on all ranks
+    promotions: set[int] = field(default_factory=set)  # jobs that bring keys from disk, which it waits for
     waiting_since: float | None = None
     stamp: Stamp | None = None
     answer: Answer = (0, False)
@@ -84,6 +85,10 @@ class RequestState:
                 found.append(([], []))
             self.next_tokens = min(self.next_tokens, (first + 1) * group.tokens_per_chunk)
         return found if found_any else []
+
+    def stop_waiting(self) -> None:
+        self.release_holds()
+        self.promotions.clear()
 
     def release_holds(self) -> None:
         for hold in self.holds:

@@ -10,10 +10,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from vllm.logger import init_logger
+
+from kvoffload import _C
+from kvoffload.errors import KVOffloadError
 from kvoffload.ledger import Ledger
+from kvoffload.ledger_disk import LedgerDir
 from kvoffload.messages import FinishedJob, Hello, Job
+from kvoffload.vllm.disk_plans import DiskPlans
 from kvoffload.vllm.fence import Fence
 from kvoffload.vllm.groups import ChunkGroup, Chunks, batches, hit_unit_tokens, make_groups
 from kvoffload.vllm.lookup import Lookup
@@ -28,7 +35,10 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
+logger = init_logger("vllm.kvoffload")
+
 LONGEST_STEP_SECONDS = 1.0
+PAUSE_SECONDS = 0.001
 
 
 class LedgerHalf:
@@ -43,19 +53,13 @@ class LedgerHalf:
         *,
         prefix_caching: bool = True,
         speculates: bool = False,
+        disk_writes_per_day: int | None = None,
     ) -> None:
-        # Reports come only with steps, so deadlines count time in which vLLM steps: an engine that stands idle, or
-        # compiles for a minute, has not heard of what ended meanwhile.
-        self.ledger = Ledger(
-            ranks=ranks,
-            deadline_seconds=options.deadline_seconds,
-            clock=lambda: self._stepped_seconds,
-            policy=options.policy,
-        )
+        self._options, self._ranks, self._disk_writes_per_day = options, ranks, disk_writes_per_day
+        self.ledger = self._make_ledger(None)
         self._stepped_seconds, self._last_plan = 0.0, time.monotonic()
         self.counters: Counter[str] = Counter()
         self.groups: tuple[ChunkGroup, ...] = ()  # none before all workers said hello: nothing is served till then
-        self._deadline_seconds = options.deadline_seconds
         self._kv_cache_config = kv_cache_config
         self._tokens_per_hash = tokens_per_hash
         self._prefix_caching = prefix_caching
@@ -68,16 +72,30 @@ class LedgerHalf:
         self._admitted: set[str] = set()  # given blocks in this schedule()
         self._loads: list[Load] = []  # planned in this schedule()
         self._early: Chunks = []  # of requests finished since the last plan
+        self._disk: DiskPlans | None = None
 
-    def hello(self, hellos: Iterable[Hello]) -> None:
-        """All ranks' Hellos. Raises InvalidInput when they disagree."""
+    def _make_ledger(self, manifest: _C.Manifest | None) -> Ledger:
+        # Reports come only with steps, so deadlines count time in which vLLM steps: an engine that stands idle, or
+        # compiles for a minute, has not heard of what ended meanwhile.
+        return Ledger(
+            ranks=self._ranks, deadline_seconds=self._options.deadline_seconds, clock=lambda: self._stepped_seconds,
+            policy=self._options.policy, manifest=manifest, admission=self._options.admission,
+            disk_writes_per_day=self._disk_writes_per_day,
+        )  # fmt: skip
+
+    def hello(self, hellos: Iterable[Hello], directory: LedgerDir | None = None) -> None:
+        """All ranks' Hellos; directory: what their disks hold. Raises InvalidInput when the ranks disagree."""
+        hellos = tuple(hellos)
+        if directory is not None:
+            self.ledger = self._make_ledger(directory.manifest)
+            self._disk = DiskPlans(self.ledger, directory, hellos[0], self._options.write_through, self.counters)
         for hello in hellos:
             self.ledger.hello(hello)
-            blocks_per_chunk = hello.blocks_per_chunk
-        self.groups = make_groups(self._kv_cache_config, blocks_per_chunk, self._tokens_per_hash)
+        self.groups = make_groups(self._kv_cache_config, hellos[0].blocks_per_chunk, self._tokens_per_hash)
         self._lookup = Lookup(
-            self.ledger, self.groups, hit_unit_tokens(self.groups), self._deadline_seconds, self.counters
-        )
+            self.ledger, self.groups, hit_unit_tokens(self.groups), self._options.deadline_seconds, self.counters,
+            self._disk,
+        )  # fmt: skip
         self._lookup.joins = self._prefix_caching
 
     # ---- lookup and load
@@ -108,7 +126,7 @@ class LedgerHalf:
             self._plan_load(state, external_tokens)
         elif self._lookup is not None:
             self._lookup.load_ended(state)
-        state.release_holds()
+        state.stop_waiting()
         state.waiting_since = None
         state.stamp = None
         state.offered = False
@@ -175,9 +193,16 @@ class LedgerHalf:
         stores = self._plan_stores(complete)
         loads, self._loads = tuple(self._loads), []
         self._admitted.clear()
-        if not (early_jobs or flush or loads or stores):
-            return NOTHING
-        return StepPlan(early_jobs, flush, loads, stores)
+        plan = NOTHING if not (early_jobs or flush or loads or stores) else StepPlan(early_jobs, flush, loads, stores)
+        return plan if self._disk is None else self._with_disk(self._disk, plan, not scheduled.num_scheduled_tokens)
+
+    def _with_disk(self, disk: DiskPlans, plan: StepPlan, no_tokens: bool) -> StepPlan:
+        """With what the disk has to do; while the engine has no request, that is to write all that waits for it."""
+        with_disk = disk.add_to(plan, everything=no_tokens and not self._requests)
+        self._open_jobs.update(job.id for job in (*with_disk.promotions, *with_disk.demotions))
+        if no_tokens and disk.busy and not (plan.early or plan.loads or self._loading):
+            return replace(with_disk, pause_seconds=PAUSE_SECONDS)
+        return with_disk
 
     def _advance(self, scheduled: SchedulerOutput) -> Chunks:
         """Follow the running requests by this step; the chunks that it completes."""
@@ -240,6 +265,8 @@ class LedgerHalf:
                 self._finished(job)
 
     def _finished(self, job: FinishedJob) -> None:
+        if self._disk is not None:
+            self._disk.ended(job)
         self._open_jobs.discard(job.id)
         self._fence.done(job.id)
         state = self._loading.pop(job.id, None)
@@ -254,6 +281,8 @@ class LedgerHalf:
     def _give_up(self, job: FinishedJob) -> None:
         """Past its deadline. It may still read its blocks, so the fence keeps it; the engine need not step for it."""
         self._open_jobs.discard(job.id)
+        if self._disk is not None:
+            self._disk.ended(job)
         self.counters[f"expired_{job.kind}s"] += 1
         self._changed()
 
@@ -266,21 +295,35 @@ class LedgerHalf:
         state = self._requests.pop(request.request_id, None)
         if state is None:
             return
-        state.release_holds()
+        state.stop_waiting()
         if self._lookup is not None:
             self._lookup.load_ended(state)
         self._leave(state, self._early)
 
-    def reset(self) -> None:
-        """Nothing stored so far is ever served again; KV computed so far is not stored any more."""
-        self.ledger.reset()
+    def reset(self) -> bool:
+        """Nothing stored so far is ever served again; KV computed so far is not stored any more.
+
+        False: that is so for this process, but what is on disk may come back after a restart.
+        """
+        durable = True
+        try:
+            self.ledger.reset()
+        except KVOffloadError as error:
+            logger.warning("kvoffload: the reset is not durable yet: %s", error)
+            durable = False
         self._early = []
         for state in self._requests.values():
-            state.release_holds()
+            state.stop_waiting()
             state.mute()
         self.counters["resets"] += 1
         self._changed()
+        return durable
 
     def has_pending_work(self) -> bool:
         """Whether the engine must go on stepping without requests, so that stores are sent and their ends heard of."""
-        return bool(self._open_jobs) or bool(self._early)
+        return bool(self._open_jobs) or bool(self._early) or (self._disk is not None and self._disk.owes)
+
+    def close(self) -> None:
+        """What is on disk becomes durable, and the directory is free for the next."""
+        if self._disk is not None:
+            self._disk.close()

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
+from kvoffload.config import format_size
 from kvoffload.errors import InvalidInput
 from kvoffload.layout import KVLayout
+from kvoffload.ledger_disk import LedgerDir
 from kvoffload.messages import Hello
 from kvoffload.mover import Mover
+from kvoffload.vllm.metadata import Greeting
+from kvoffload.vllm.namespace import namespace_of, why_not_kept
 from kvoffload.vllm.options import Options
 from kvoffload.vllm.scheduler import LedgerHalf
 from kvoffload.vllm.support import runner_is_v2
@@ -32,6 +38,7 @@ def make_ledger_half(options: Options, vllm_config: VllmConfig, kv_cache_config:
         # vLLM reads it after this constructor. "fail" would end requests for a failed load, which is only a miss.
         logger.info("kvoffload: kv_load_failure_policy set to 'recompute' (was %r)", transfer.kv_load_failure_policy)
         transfer.kv_load_failure_policy = "recompute"
+    writes = options.disk_writes_per_day
     _, tokens_per_hash = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
     return LedgerHalf(
         options,
@@ -40,6 +47,7 @@ def make_ledger_half(options: Options, vllm_config: VllmConfig, kv_cache_config:
         vllm_config.parallel_config.world_size,
         prefix_caching=bool(vllm_config.cache_config.enable_prefix_caching),
         speculates=vllm_config.speculative_config is not None,
+        disk_writes_per_day=writes and max(writes // vllm_config.parallel_config.local_world_size, 1),
     )
 
 
@@ -55,12 +63,71 @@ def make_mover_half(options: Options, vllm_config: VllmConfig, layout: KVLayout)
         )
     pipeline, tensor = get_pp_group(), get_tp_group()
     rank = pipeline.rank_in_group * tensor.world_size + tensor.rank_in_group
-    mover = Mover(layout, host=host_bytes, rank=rank, path=options.path, ring=options.ring, calibrate=options.calibrate)
+    disk = options.disk and replace(
+        options.disk, size_bytes=options.disk.size_bytes // ranks, namespace=namespace_of(vllm_config)
+    )
+    mover = Mover(
+        layout, host=host_bytes, rank=rank, path=options.path, ring=options.ring, calibrate=options.calibrate, disk=disk
+    )
     return MoverHalf(mover, options.deadline_seconds)
 
 
-def log_start_line(hellos: Sequence[Hello], half: LedgerHalf, options: Options, vllm_config: VllmConfig) -> None:
-    """One line: bytes per rank and in all, chunks, tokens, pinned, policy, device, runner, paths and their memory."""
+def greeting_of(mover: Mover) -> Greeting:
+    if mover.disk is None:
+        return Greeting(mover.hello())
+    return Greeting(mover.hello(), mover.disk.options.fingerprint(mover.layout), tuple(mover.disk.tier.paths))
+
+
+def begin(greetings: Sequence[Greeting], half: LedgerHalf, options: Options, vllm_config: VllmConfig) -> None:
+    """All workers have spoken: from here on the ledger half serves. Raises InvalidInput where they disagree."""
+    hellos = [greeting.hello for greeting in greetings]
+    half.hello(hellos, _open_directory(greetings, options))
+    in_words = "no disk"
+    if options.disk is not None:
+        why = why_not_kept(vllm_config)
+        if why:
+            half.reset()  # what an earlier engine left is of no use
+        in_words = _disk_in_words(hellos, half, options, f"not kept across restarts: {why}" if why else "kept")
+    log_start_line(hellos, half, options, vllm_config, in_words)
+
+
+def _open_directory(greetings: Sequence[Greeting], options: Options) -> LedgerDir | None:
+    if options.disk is None:
+        return None
+    fingerprints = sorted({greeting.fingerprint for greeting in greetings})
+    if len(fingerprints) > 1:
+        raise InvalidInput(
+            f"the ranks would keep their KV under different names ({', '.join(fingerprints)}): they run other versions "
+            "of vLLM, or other files of the model"
+        )
+    hello = greetings[0].hello
+    slabs = [path for greeting in greetings for path in greeting.data_files if os.path.exists(path)]  # of this node
+    return LedgerDir(
+        options.disk.directories[0], fingerprints[0], options.disk.dp, disk_bytes=hello.disk_bytes,
+        slot_bytes=hello.slot_bytes, data_files=slabs,
+    )  # fmt: skip
+
+
+def _disk_in_words(hellos: Sequence[Hello], half: LedgerHalf, options: Options, kept: str) -> str:
+    assert options.disk is not None
+    stats = half.ledger.stats()["disk"]
+    writes = options.disk_writes_per_day
+    return ", ".join(
+        [
+            f"disk {_size(hellos[0].disk_bytes)} a rank in {' '.join(options.disk.directories)}",
+            f"{stats['capacity_slots']} chunks, {stats['ready_keys']} found",
+            kept,
+            "write-through" if options.write_through else "write-back",
+            f"admission {options.admission}",
+            f"{format_size(writes)} written a day at most" if writes else "no limit of writes",
+        ]
+    )
+
+
+def log_start_line(
+    hellos: Sequence[Hello], half: LedgerHalf, options: Options, vllm_config: VllmConfig, disk: str = "no disk"
+) -> None:
+    """One line: bytes per rank and in all, chunks, tokens, pinned, policy, disk, device, runner, paths."""
     first = hellos[0]
     bytes_per_token = sum(
         slot_bytes / group.tokens_per_chunk for slot_bytes, group in zip(first.slot_bytes, half.groups, strict=True)
@@ -71,7 +138,7 @@ def log_start_line(hellos: Sequence[Hello], half: LedgerHalf, options: Options, 
     )
     logger.info(
         "kvoffload: host memory %s a rank, %s on %d rank(s) (%s ready), %s; chunks of %s; %d chunks, %d tokens fit; "
-        "policy %s; device %s, runner %s, deadline %g s; ring of %s on each device, paths %s",
+        "policy %s; %s; device %s, runner %s, deadline %g s; ring of %s on each device, paths %s",
         _size(first.host_bytes),
         _size(len(hellos) * first.host_bytes),
         len(hellos),
@@ -81,6 +148,7 @@ def log_start_line(hellos: Sequence[Hello], half: LedgerHalf, options: Options, 
         first.host_bytes // max(first.slot_bytes),
         first.host_bytes / bytes_per_token,
         options.policy,
+        disk,
         _each(hello.device for hello in hellos),
         "V2" if runner_is_v2(vllm_config) else "V1",
         options.deadline_seconds,

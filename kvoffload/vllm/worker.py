@@ -59,6 +59,7 @@ class MoverHalf:
         self._loads: dict[int, tuple[OpenLoad, Job, Transfer | None]] = {}
         self._unsent: deque[tuple[Job, Any]] = deque()  # loads that met a full queue
         self._failed: list[JobResult] = []  # jobs that were never submitted
+        self._on_disk: set[int] = set()  # demotions and promotions that have not ended
         self._ended = Ended()
         self._results: list[JobResult] = []
 
@@ -85,6 +86,23 @@ class MoverHalf:
         if mark is not None:
             self._unsent.extend((job, mark) for job in jobs)
             self._send_loads()
+        if plan.promotions or plan.demotions:
+            self._send_to_disk(plan)
+        if plan.pause_seconds:
+            self.mover.wait_for_disk(plan.pause_seconds)
+
+    def _send_to_disk(self, plan: StepPlan) -> None:
+        """Neither needs the device: host slots are whole before they are written, and free before they are filled."""
+        jobs = plan.promotions + plan.demotions
+        for job in jobs:
+            try:
+                if job.kind == "demote":
+                    self.mover.adopt(plan.slab_identity)
+                self.mover.submit_to_disk(job, self._deadline_seconds)
+                self._on_disk.add(job.id)
+                self.counters[f"{job.kind}s"] += 1
+            except KVOffloadError as error:
+                self._fail(job, error)
 
     def mark_stores(self, plan: StepPlan) -> None:
         """After this step's writes were queued on the current stream."""
@@ -167,6 +185,7 @@ class MoverHalf:
             self._unsafe.discard(result.job)
             result = replace(result, ok=False, error="its blocks were reused before they were read")
         self._stores.pop(result.job, None)
+        self._on_disk.discard(result.job)
         self._results.append(result)
         if not result.ok:
             self.counters["failures"] += 1
@@ -199,7 +218,8 @@ class MoverHalf:
 
     def idle(self) -> bool:
         """Nothing is queued, running or unreported. For tests."""
-        return not (self._marked or self._stores or self._unsafe or self._loads or self._unsent or self._results)
+        busy = self._marked or self._stores or self._unsafe or self._loads or self._unsent or self._on_disk
+        return not (busy or self._results)
 
     def close(self) -> None:
         self.mover.close()

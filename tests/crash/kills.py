@@ -9,14 +9,10 @@ import argparse
 import collections
 import dataclasses
 import json
-import os
 import random
-import select
-import signal
-import time
-import traceback
 from pathlib import Path
 
+import harness
 from workload import Cache, Workload, content, key_of, offset_of, read_record
 
 
@@ -57,32 +53,7 @@ class Oracle:
 
 
 def run_and_kill(root: Path, seed: int, oracle: Oracle, seconds: float) -> None:
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(reader)
-            Workload(root, seed, writer).run()
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(1)
-    os.close(writer)
-    said = bytearray()
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        if select.select([reader], [], [], left)[0]:
-            if not (piece := os.read(reader, 1 << 16)):
-                break
-            said += piece
-    os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    while piece := os.read(reader, 1 << 16):
-        said += piece
-    os.close(reader)
-    if not os.WIFSIGNALED(status):
-        raise RuntimeError(f"the workload (seed {seed}) ended by itself, see its traceback")
-    for line in said.decode().splitlines():
+    for line in harness.run(lambda tell: Workload(root, seed, tell).run(), seconds):
         oracle.hear(line)
 
 

@@ -11,6 +11,8 @@ import struct
 import time
 from pathlib import Path
 
+from harness import Tell
+
 from kvoffload import _C
 
 RANKS = 2
@@ -75,16 +77,13 @@ class Cache:
 
 
 class Workload:
-    def __init__(self, root: Path, seed: int, oracle: int) -> None:
+    def __init__(self, root: Path, seed: int, tell: Tell) -> None:
         self.random = random.Random(seed)
-        self.oracle = oracle
+        self.tell = tell
         self.cache = Cache(root)
         self.sequence = self.cache.manifest.first_sequence
         self.held = {(group, slot): key_of(name) for group, name, slot, _ in self.cache.opening["chunks"]}
         self.pending: list[int] = []
-
-    def tell(self, what: str, *numbers: int) -> None:
-        os.write(self.oracle, " ".join([what, *map(str, numbers)]).encode() + b"\n")
 
     def run(self) -> None:
         self.tell("ready", self.cache.epoch)

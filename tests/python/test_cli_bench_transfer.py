@@ -189,9 +189,13 @@ def test_a_failed_transfer_ends_the_run():
     assert "the transfer failed" in result.output
 
 
-def test_help_and_docs_have_the_same_options():
-    assert "transfer" in CliRunner().invoke(main.app, ["bench", "--help"]).output
-    text = bench("--help").output
-    documented = re.findall(r"`--([a-z-]+)`", (REPO / "docs/cli.md").read_text())
+@pytest.mark.parametrize("command", ["transfer", "disk", "cache"])
+def test_help_and_docs_have_the_same_options(command):
+    assert command in CliRunner().invoke(main.app, ["bench", "--help"]).output
+    text = CliRunner().invoke(main.app, ["bench", command, "--help"]).output
+    (section,) = re.findall(
+        rf"^## kvoffload bench {command}$(.+?)^## ", (REPO / "docs/cli.md").read_text(), re.M | re.S
+    )
+    documented = re.findall(r"`--([a-z-]+)`", section)
     offered = set(re.findall(r"--([a-z-]+)", text[text.index("Options:") :])) - {"help"}
     assert set(documented) == offered, "docs/cli.md and the command have different options"

@@ -1,5 +1,7 @@
 """The demo's player and the trace excerpt: right bytes are counted as right, and wrong ones as wrong."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,19 @@ def test_second_request_hits_the_shared_prefix(replay, device):
     assert totals.stored_bytes == (3 + 2) * block_bytes
     assert totals.loaded_bytes == totals.verified_bytes == (3 + 2 + 2) * block_bytes
     assert totals.wrong_bytes == totals.not_read_back == 0
+
+
+def test_hits_of_each_tier_are_counted(device, tmp_path):
+    options = {"disk": tmp_path, "disk_size": "1MiB", "write_through": True}
+    with kv.KVCache(device.layout, host=4 * device.layout.groups[0].slot_bytes, **options) as cache:
+        replay = Replay(device, cache, trace_block_tokens=512)
+        for blocks in [(0, 1, 2), (0, 7), (5, 6, 8), (0, 1, 2)]:
+            replay.play(request(*blocks))
+            while cache.stats()["waiting_for_disk_keys"] or cache.stats()["mover"]["disk"]["jobs"]:
+                time.sleep(0.001)
+        totals = replay.totals
+    assert (totals.hit_blocks, totals.wrong_bytes) == (1 + 3, 0)
+    assert 2 <= totals.disk_hit_blocks <= 3
 
 
 def test_hit_tokens_never_exceed_the_prompt(replay):

@@ -181,3 +181,10 @@ def test_many_threads_and_somebody_who_damages_the_file(tmp_path):
     vandal.join()
     assert wrong == []
     assert failed
+
+
+@pytest.mark.parametrize("wrong", [{"directories": []}, {"arena": None}])
+def test_what_would_end_the_process_is_refused(tmp_path, wrong):
+    given = {"arena": _C.Arena(_C.host_device(), 1 << 20), "directories": [str(tmp_path)], **wrong}
+    with pytest.raises((InvalidInput, TypeError)):
+        _C.DiskTier(**given, fingerprint="f", rank=0, slot_bytes=SLOT, payload_bytes=PAYLOAD, cap_bytes=8 << 20)

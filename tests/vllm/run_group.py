@@ -20,16 +20,34 @@ Case = Callable[[Any, Any], None]
 
 @dataclass(frozen=True)
 class Group:
-    """`cases`: names of functions in cases.py. The ones that spoil the cache come last."""
+    """`cases`: names of functions in cases.py and cases_disk.py. The ones that spoil the cache come last.
+
+    `after`: the group that must have run before; it leaves a directory of its disk. `prepare`: a function in
+    cases_disk.py that is called with that directory before the engine starts. {models} in options: the models' folder.
+    """
 
     cases: tuple[str, ...]
     connector: dict[str, Any]
     config: dict[str, Any] = field(default_factory=dict)
     model: str = "llama"
     asynchronous: bool = False
+    after: str = ""
+    prepare: str = ""
+
+
+def hybrid(folder: str, **options: Any) -> dict[str, Any]:
+    """Host memory for what one case stores at a time, about 30 chunks, but not for two of them."""
+    disk = {"disk": f"{{models}}/{folder}", "disk_size": "128MiB"}
+    return {"host": "8MiB", "blocks_per_chunk": 2, **disk, **options}
 
 
 CROWD = {"num_gpu_blocks_override": 28, "max_model_len": 768}
+TWO_RANKS = {
+    "tensor_parallel_size": 2,
+    "distributed_executor_backend": "mp",
+    **CROWD,
+    "num_gpu_blocks_override": 64,
+}
 COMMON = ("plain", "partial", "shared", "turn", "failed_loads", "failed_stores", "salt", "aborts", "reset")
 CROWDED = ("crowd", "crowd_failing", "crowd_aborts", "unfenced")
 
@@ -45,8 +63,20 @@ GROUPS = {
     "two ranks": Group(
         ("plain", "partial", "shared", "aborts", "crowd_two_ranks"),
         {"host": "96MiB", "blocks_per_chunk": 2},
-        {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", **CROWD, "num_gpu_blocks_override": 64},
+        TWO_RANKS,
     ),
+    "disk": Group(
+        ("plain", "partial", "turn", "salt", "aborts", "disk_hits", "disk_failures", "disk_damaged", "disk_left"),
+        hybrid("disk"),
+    ),
+    "disk restarted": Group(("disk_found", "reset"), hybrid("disk", write_through=True), after="disk"),
+    "disk reset": Group(("disk_gone", "disk_left"), hybrid("disk"), after="disk restarted"),
+    "disk removed": Group(("disk_gone",), hybrid("disk"), after="disk reset", prepare="remove_files"),
+    "disk asynchronous": Group(
+        ("plain", "disk_hits", "disk_failures", "aborts"), hybrid("disk asynchronous"), asynchronous=True
+    ),
+    "two ranks, disk": Group(("plain", "disk_hits", "disk_left"), hybrid("disk of two"), TWO_RANKS),
+    "two ranks, disk restarted": Group(("disk_found",), hybrid("disk of two"), TWO_RANKS, after="two ranks, disk"),
     "mla": Group(("mla",), {"host": "96MiB", "blocks_per_chunk": 1}, {"block_size": 16}, model="deepseek"),
 }
 
@@ -62,18 +92,25 @@ def write_expected(models: Path, result: Path) -> None:
 
 def run_cases(name: str, models: Path, result: Path) -> None:
     import cases
+    import cases_disk
     from harness import Engine, Expected, force_asynchronous_scheduling
 
     group = GROUPS[name]
     if group.asynchronous:
         force_asynchronous_scheduling()
     expected = Expected(models / "expected.json")
-    engine = Engine(models / group.model, group.connector, **group.config)
+    connector = {
+        name: value.replace("{models}", str(models)) if isinstance(value, str) else value
+        for name, value in group.connector.items()
+    }
+    if group.prepare:
+        getattr(cases_disk, group.prepare)(Path(connector["disk"]))
+    engine = Engine(models / group.model, connector, **group.config)
     assert (engine.core.batch_queue is not None) == group.asynchronous
     outcomes = {}
     for case in sys.argv[4:] or group.cases:
         try:
-            getattr(cases, case)(engine, expected)
+            getattr(cases if hasattr(cases, case) else cases_disk, case)(engine, expected)
             engine.check_leaks()
             outcomes[case] = "passed"
         except Exception:

@@ -50,6 +50,9 @@ class Setting:
     host_chunks: int = 200
     batched_tokens: int = 256
     deadline_seconds: float = 30.0
+    disk: str = ""
+    disk_chunks: int = 400
+    write_through: bool = False
 
 
 def follow(value: int, token: int) -> int:
@@ -248,6 +251,7 @@ class Simulation:
     def close(self) -> None:
         for worker in self.workers:
             worker.connector.shutdown()
+        self.scheduler.shutdown()
 
     def check_leaks(self) -> None:
         _C.fault_disarm_all()
@@ -280,6 +284,14 @@ def prompts(chance: random.Random, count: int) -> list[list[int]]:
     return made
 
 
+def _disk_options(setting: Setting, host_bytes: int) -> dict[str, Any]:
+    if not setting.disk:
+        return {}
+    slots_bytes = host_bytes // setting.host_chunks * setting.disk_chunks
+    size = slots_bytes * 17 // 16 + setting.ranks * (256 << 10)  # the manifest, headers and maps
+    return {"disk": setting.disk, "disk_size": size, "write_through": setting.write_through}
+
+
 def _config(model: Path, setting: Setting, host_bytes: int) -> VllmConfig:
     init_none_hash(sha256)
     cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
@@ -304,6 +316,7 @@ def _config(model: Path, setting: Setting, host_bytes: int) -> VllmConfig:
                 "host": host_bytes,
                 "blocks_per_chunk": setting.blocks_per_chunk,
                 "deadline_seconds": setting.deadline_seconds,
+                **_disk_options(setting, host_bytes),
             },
         ),
     )

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed; `make test-vllm` installs it")
 
+from kvoffload.errors import WaitTimeout
 from kvoffload.messages import Hello, Job, JobResult, Results
 from kvoffload.vllm.metadata import NOTHING, StepPlan, WorkerReport
 from kvoffload.vllm.options import Options
@@ -352,3 +353,18 @@ def test_nothing_is_served_before_the_workers_said_hello() -> None:
     assert scheduler.step(new={"a": 12}) is NOTHING
     scheduler.half.request_finished(request)
     assert scheduler.step() is NOTHING
+
+
+def test_a_reset_that_is_not_durable_in_time_hides_all_the_same_and_says_so() -> None:
+    scheduler = Scheduler()
+    assert scheduler.half.reset()
+    request = scheduler.request("a", 8)
+    scheduler.half.matched_tokens(request, 0)
+    scheduler.admit(request, [1, 2])
+
+    def reset() -> None:
+        raise WaitTimeout("the disk hangs")
+
+    scheduler.half.ledger.reset = reset  # type: ignore[method-assign]
+    assert not scheduler.half.reset()
+    assert scheduler.step(new={"a": 8}) is NOTHING  # nothing older than the reset is stored

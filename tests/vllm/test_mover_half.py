@@ -41,6 +41,18 @@ class FakeMover:
         self.broken = False
         self.transfers: dict[int, Transfer] = {}
         self._done: list[JobResult] = []
+        self.waits: list[float] = []
+
+    def adopt(self, slab_identity: int) -> None:
+        self.events.append(("adopt", slab_identity))
+
+    def submit_to_disk(self, job: Job, timeout_seconds: float) -> None:
+        if self.error is not None:
+            raise self.error
+        self.events.append((job.kind, job.id, timeout_seconds))
+
+    def wait_for_disk(self, timeout_seconds: float) -> None:
+        self.waits.append(timeout_seconds)
 
     def mark(self) -> str:
         if isinstance(self.error, DeviceError):
@@ -161,3 +173,32 @@ def test_reports_of_several_ranks_are_joined_and_never_falsy() -> None:
     assert [results.rank for results in one.aggregate(two).results] == [0, 1]
     assert bool(WorkerReport(()))
     assert bool(NOTHING)
+
+
+def test_the_disk_comes_last_and_its_slab_is_named_before_it_is_written() -> None:
+    mover = FakeMover()
+    half = MoverHalf(mover, 30.0)
+    plan = StepPlan(
+        early=(job(1),), loads=(Load("a", (job(2, "load"),)),), promotions=(job(3, "promote"),),
+        demotions=(job(4, "demote"),), slab_identity=77, pause_seconds=0.001,
+    )  # fmt: skip
+    half.start_step(plan)
+    kinds = [event[0] for event in mover.events if event != "mark"]
+    assert kinds == ["store", "load", "promote", "adopt", "demote"]
+    assert mover.events[-2] == ("adopt", 77)
+    assert mover.waits == [0.001] and not half.idle()
+    mover.finish(1, 2, 3)
+    mover.finish(4, ok=False)
+    half.collect()
+    assert reported(half) == {1: True, 2: True, 3: True, 4: False}
+    assert half.idle()
+
+
+def test_a_disk_that_takes_nothing_more_fails_its_jobs_and_nothing_else() -> None:
+    mover = FakeMover()
+    half = MoverHalf(mover, 30.0)
+    mover.error = QueueFull("4096 records wait")
+    half.start_step(StepPlan(promotions=(job(1, "promote"),), demotions=(job(2, "demote"),), slab_identity=7))
+    half.collect()
+    assert reported(half) == {1: False, 2: False}
+    assert half.idle() and mover.waits == []

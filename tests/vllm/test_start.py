@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed; `make test-
 pytest.importorskip("vllm", reason="vLLM is not installed; `make test-vllm` installs it")
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec  # noqa: E402
 
+from kvoffload.disk import DiskOptions  # noqa: E402
 from kvoffload.errors import InvalidInput, Unsupported, UnsupportedLayout  # noqa: E402
 from kvoffload.mover import Mover  # noqa: E402
 from kvoffload.vllm import start, support  # noqa: E402
@@ -66,6 +67,18 @@ def vllm_config(**changes: Any) -> Any:
         ({"host": "1GiB", "path": "kernels"}, "path is 'kernels'; did you mean 'kernel'"),
         ({"host": "1GiB", "ring": "1GiB"}, "ring is '1GiB'; allowed: 32 MiB to 256 MiB"),
         ({"host": "1GiB", "calibrate": "false"}, "calibrate is 'false'; allowed: true or false"),
+        ({"host": "1GiB", "disk": "/d"}, "disk_size is missing"),
+        (
+            {"host": "1GiB", "disk_size": "1TiB", "write_through": True},
+            "disk_size, write_through: these need .* 'disk'",
+        ),
+        (
+            {"host": "1GiB", "disk": "/d", "disk_size": "1TiB", "admission": "some"},
+            "'admission' is 'some'; allowed: all,",
+        ),
+        ({"host": "1GiB", "disk": "/d", "disk_size": "1TiB", "disk_io": "aio"}, "disk_io is 'aio'"),
+        ({"host": "1GiB", "disk": "/d", "disk_size": "1TiB", "disk_writes_per_day": "much"}, "disk_writes_per_day is"),
+        ({"host": "1GiB", "disk": "/d", "disk_size": "1TiB", "write_through": 1}, "write_through is 1"),
     ],
 )
 def test_bad_options_are_named(given: dict[str, Any], message: str) -> None:
@@ -78,6 +91,14 @@ def test_options() -> None:
     given = {"host": 2**30, "policy": "lru", "path": "staged", "ring": "64MiB", "calibrate": False}
     assert Options.parse(given) == Options(2**30, policy="lru", path="staged", ring=64 << 20, calibrate=False)
     assert Options.parse({"host": 2**30, "ring": 0}).ring == 0
+    given = {
+        "host": 2**30, "disk": ["/a", "/b"], "disk_size": "1TiB", "disk_io": "threads", "disk_network": True,
+        "write_through": True, "admission": "tinylfu", "disk_writes_per_day": "1TB",
+    }  # fmt: skip
+    disk = DiskOptions(("/a", "/b"), 1 << 40, io="threads", network=True)
+    assert Options.parse(given) == Options(
+        2**30, disk=disk, write_through=True, admission="tinylfu", disk_writes_per_day=10**12
+    )
 
 
 def test_the_start_line_says_where_the_paths_come_from_and_what_the_ring_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +114,7 @@ def test_the_start_line_says_where_the_paths_come_from_and_what_the_ring_takes(m
     start.log_start_line(hellos, half, Options(2**30), vllm_config())
     hellos[1] = replace(hellos[1], ring_bytes=0, paths="built in: the GPU said no")
     start.log_start_line(hellos, half, Options(2**30, policy="arc"), vllm_config())
-    assert ["policy adaptive;" in lines[0], "policy arc;" in lines[1]] == [True, True]
+    assert ["policy adaptive; no disk;" in lines[0], "policy arc; no disk;" in lines[1]] == [True, True]
     assert lines[0].endswith(f"; ring of 64.00 MiB on each device, paths {paths}")
     assert lines[1].endswith(
         f"; ring of 0.00 MiB | 64.00 MiB on each device, paths built in: the GPU said no | {paths}"

@@ -177,6 +177,20 @@ TEST_F(NamespaceDirTest, WhatIsNotOursIsNeverTouched) {
   EXPECT_TRUE(exists("plain-file"));
 }
 
+TEST_F(NamespaceDirTest, ANamespaceBehindALinkIsNotRemoved) {
+  leave("fingerprint-a", 100);
+  fs::create_directories(root + "/elsewhere");
+  fs::rename(root + "/fingerprint-a", root + "/elsewhere/a");
+  fs::create_directories(root + "/linked");
+  fs::create_directory_symlink(root + "/elsewhere/a/dp0", root + "/linked/dp0");
+  auto own = open("own-fingerprint");
+  ASSERT_TRUE(own.ok());
+  auto room = own->make_room(0, 0, soon());
+  ASSERT_TRUE(room.ok());
+  EXPECT_EQ(room->removed, std::vector<std::string>());
+  EXPECT_TRUE(exists("elsewhere/a/dp0/rank0/slab"));
+}
+
 TEST_F(NamespaceDirTest, LeavesOfRanksThatAreNoMoreAreRemoved) {
   for (const char* leaf : {"rank0", "rank1", "rank2"}) EXPECT_TRUE(open("fingerprint", 0, leaf).ok());
   std::ofstream(root + "/fingerprint/dp0/rank2/slab") << "x";

@@ -189,6 +189,14 @@ TEST_F(Admitting, ADaysWritesAreNotExceededAndWhatIsOverIsCounted) {
   EXPECT_EQ(counters().demoted_keys, 7);
 }
 
+TEST_F(Admitting, NoMoreThanWasAskedForIsOverTheBudget) {
+  open(Admission::all, 24 * 4 * kSlot);
+  store(KeyList(0, 8));
+  for (const int most : {3, 2, 1, 0}) report(directory->plan_demote(0, most, 0, kFar).id);
+  EXPECT_EQ(counters().over_budget_keys, 2);
+  EXPECT_EQ(demote(kHour), KeyList(6, 8).strings) << "the others could wait";
+}
+
 TEST_F(Admitting, ADemotionThatWasNeverSentCostsNothing) {
   open(Admission::all, 24 * 4 * kSlot);
   store(KeyList(0, 4));

@@ -140,6 +140,23 @@ TEST_F(TwoTiers, WhatIsForgottenBeforeItsCommitWasTakenIsNotCommitted) {
   EXPECT_EQ(events.committed[0].key, KeyList(1, 2).strings[0]);
 }
 
+TEST_F(TwoTiers, AllThatHostMemoryHasMayWait) {  // so that a caller may write only when half of it does, say
+  constexpr int kMany = 70'000;
+  open(kMany, kMany);
+  store(KeyList(0, kMany));
+  EXPECT_EQ(directory->stats().waiting_for_disk_keys, kMany);
+  EXPECT_EQ(directory->stats().counters.undemoted_keys, 0);
+}
+
+TEST_F(TwoTiers, AKeyThatNoRecordHasRoomForDoesNotWait) {  // with it the whole job would be refused
+  KeyList keys(0, 3);
+  keys.strings[0].resize(kMostDiskKeyBytes), keys.strings[1].resize(kMostDiskKeyBytes + 1);
+  keys.views.assign(keys.strings.begin(), keys.strings.end());
+  store(keys);
+  EXPECT_EQ(demote().keys, (std::vector{keys.strings[0], keys.strings[2]}));
+  EXPECT_EQ(directory->stats().counters.undemoted_keys, 1);
+}
+
 TEST_F(TwoTiers, SecondTouchDemotesWhatIsAskedForAgain) {
   open(4, 8, 1, Admission::second_touch);
   store(KeyList(0, 4));

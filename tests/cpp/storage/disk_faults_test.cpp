@@ -38,6 +38,14 @@ TEST_P(DiskTierFaults, ARecordThatFailsIsAMissAndTheOthersAreNot) {
   }
 }
 
+TEST_P(DiskTierFaults, AQueueThatBreaksTellsAllThatIsNotOnItsWay) {
+  open();
+  fault::arm("io_submit", 0, 1), fault::arm("io_broken", 0, 1);  // nothing is left with the kernel
+  EXPECT_EQ(demote(range(0, 4)).failed, range(0, 4));
+  EXPECT_EQ(tier->submit(job(DiskJobKind::demote, 3, {0})).code(), Code::unsupported);
+  EXPECT_TRUE(tier->close(soon()).ok());
+}
+
 TEST_P(DiskTierFaults, AWriteThatFailsIsToldAndTheSlotCanBeWrittenAgain) {
   open();
   for (const char* point : {"io_eio", "io_enospc", "io_erofs", "io_end", "io_submit"}) {

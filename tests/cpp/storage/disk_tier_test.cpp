@@ -113,10 +113,19 @@ TEST_F(DiskTierTest, AFullQueueAndABadJobAreRefused) {
   EXPECT_EQ(refused([](DiskJob& bad) { bad.records[0].disk_offset = -kSlot; }), Code::invalid);
   EXPECT_EQ(refused([](DiskJob& bad) { bad.records[0].disk_offset = 4096; }), Code::invalid);
   EXPECT_EQ(refused([](DiskJob& bad) { bad.records[0].memory += 8; }), Code::invalid);
-  EXPECT_EQ(refused([](DiskJob& bad) { bad.records[0].key = std::string(257, 'k'); }), Code::invalid);
   EXPECT_EQ(refused([](DiskJob& bad) { bad.payload_bytes = kSlot - 511; }), Code::invalid);
   EXPECT_EQ(refused([](DiskJob& bad) { bad.slot_bytes = 5000; }), Code::invalid);
   EXPECT_EQ(refused([](DiskJob& bad) { bad.slot_bytes = 0; }), Code::invalid);
+}
+
+TEST_F(DiskTierTest, AKeyThatIsTooLongIsAMissAndTheOthersAreNot) {
+  open();
+  DiskJob mixed = job(DiskJobKind::demote, 1, {0, 1, 2});
+  mixed.records[1].key = std::string(257, 'k');
+  EXPECT_EQ(run(std::move(mixed)).failed, Slots({1}));
+  EXPECT_EQ(promote({0, 2}).failed, Slots());
+  options.slab.fingerprint = std::string(129, 'f');
+  EXPECT_EQ(DiskTier::open(options).status().code(), Code::invalid);
 }
 
 TEST_F(DiskTierTest, WhatComesTooLateIsAMiss) {
