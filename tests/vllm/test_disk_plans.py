@@ -118,9 +118,10 @@ def test_one_for_whom_there_is_no_room_does_not_wait(half: Half) -> None:
 def test_demotions_name_the_manifest_and_wait_until_the_engine_is_idle(tmp_path: Path) -> None:
     half = Half(tmp_path)
     assert half.plans.add_to(NOTHING, everything=True) is NOTHING
-    half.store(KEYS[:4])
+    half.store(KEYS[:1])  # a sixteenth of host memory may wait
     assert half.plans.owes
     assert half.plans.add_to(NOTHING, everything=False) is NOTHING
+    half.store(KEYS[1:4])
     plan = half.plans.add_to(NOTHING, everything=True)
     assert [job.keys for job in plan.demotions] == [tuple(KEYS[:2])]  # an eighth of host memory at a time
     assert plan.slab_identity == half.directory.manifest.identity != 0
