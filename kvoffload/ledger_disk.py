@@ -40,9 +40,13 @@ class LedgerDir:
             full * plan.slots_per_extent(group) + (plan.usable_slots(group, full, disk_bytes) if rest else 0)
             for group in range(len(slot_bytes))
         ]
-        self.manifest = _C.Manifest(
-            self._namespace.path, f"{fingerprint} {plan.extent_bytes}", slots, data_files=list(data_files)
-        )
+        try:
+            self.manifest = _C.Manifest(
+                self._namespace.path, f"{fingerprint} {plan.extent_bytes}", slots, data_files=list(data_files)
+            )
+        except BaseException:  # it keeps this frame, and so the lock, for as long as somebody keeps it
+            self._namespace = None
+            raise
 
     def close(self, timeout_seconds: float) -> None:
         """What is committed becomes durable, and the directory is free for others.

@@ -12,6 +12,7 @@ from test_cache_disk import HOST_KEYS, KEYS, Rig
 
 import kvoffload as kv
 from kvoffload import _C
+from kvoffload.ledger_disk import LedgerDir
 
 
 @pytest.fixture(autouse=True)
@@ -239,3 +240,17 @@ def test_many_threads_and_a_close(tmp_path):
     with Rig(tmp_path) as again:
         held = [i for i in range(32) if again.cache.lookup([KEYS[i]]).disk]
         assert all(again.fetch([i]) == 1 for i in held)
+
+
+def test_a_manifest_that_cannot_be_opened_does_not_keep_the_directory(tmp_path):
+    options = {"disk_bytes": 1 << 20, "slot_bytes": (4096,)}
+    first = LedgerDir(str(tmp_path), "f" * 32, 0, **options)
+    first.close(30)
+    manifest = next(tmp_path.glob("*/dp0/ledger/manifest"))
+    manifest.unlink()
+    manifest.mkdir()
+    with pytest.raises(kv.KVOffloadError) as refused:
+        LedgerDir(str(tmp_path), "f" * 32, 0, **options)
+    manifest.rmdir()
+    LedgerDir(str(tmp_path), "f" * 32, 0, **options).close(30)
+    assert refused.value
