@@ -7,23 +7,13 @@
 #include <string>
 
 #include "ledger/directory.h"
+#include "ledger/key_list.h"
 
 namespace kvo {
 namespace {
 
-constexpr std::int64_t kSlot = 4096;
 constexpr int kHost = 16, kDisk = 64;
 constexpr double kHour = 3600, kFar = 1e9;
-
-struct KeyList {
-  KeyList(int first, int end) {
-    for (int i = first; i < end; ++i) strings.push_back("key of thirty-two bytes #" + std::to_string(1000000 + i));
-    views.assign(strings.begin(), strings.end());
-  }
-  operator Keys() const { return views; }
-  std::vector<std::string> strings;
-  std::vector<std::string_view> views;
-};
 
 struct Admitting : testing::Test {
   ~Admitting() override { EXPECT_EQ(directory->check().message(), ""); }

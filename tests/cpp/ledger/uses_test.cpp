@@ -8,21 +8,10 @@
 #include <vector>
 
 #include "ledger/directory.h"
+#include "ledger/key_list.h"
 
 namespace kvo {
 namespace {
-
-constexpr std::int64_t kSlot = 4096;
-
-struct KeyList {
-  KeyList(int first, int end) {
-    for (int i = first; i < end; ++i) strings.push_back("key of thirty-two bytes #" + std::to_string(1000000 + i));
-    views.assign(strings.begin(), strings.end());
-  }
-  operator Keys() const { return views; }
-  std::vector<std::string> strings;
-  std::vector<std::string_view> views;
-};
 
 struct Uses : testing::Test {
   void open(int host_slots, int disk_slots) {
