@@ -70,13 +70,17 @@ class Shape:
         torch.cuda.synchronize()
 
 
-def spin(*transfers: kv.Transfer) -> list[float]:
-    """Until all are done; seconds that each took on the device."""
+def spin(*transfers: kv.Transfer) -> tuple[kv.Transfer, ...]:
+    """Until all are done."""
     for transfer in transfers:
         while not transfer.done():
             pass
-        assert transfer.result.ok, transfer.result.error
-    return [transfer.result.seconds for transfer in transfers]
+    return transfers
+
+
+def seconds_on_device(transfer: kv.Transfer) -> float:
+    assert transfer.result.ok, transfer.result.error
+    return transfer.result.seconds
 
 
 class Contiguous:
@@ -106,14 +110,14 @@ class Samples:
         self.seconds: dict[str, list[float]] = {}
         self.on_device: dict[str, list[float]] = {}
 
-    def take(self, name: str, run: Callable[[], list[float] | None]) -> None:
+    def take(self, name: str, run: Callable[[], tuple[kv.Transfer, ...] | None]) -> None:
         run()  # not measured: what came before was another kind of transfer
         for _ in range(IN_A_ROW):
             start = time.perf_counter()
-            on_device = run()
+            transfers = run()
             self.seconds.setdefault(name, []).append(time.perf_counter() - start)
-            if on_device:
-                self.on_device.setdefault(name, []).append(on_device[0])
+            for seconds in map(seconds_on_device, transfers or ()):
+                self.on_device.setdefault(name, []).append(seconds)
 
     def gb_per_s(self, name: str, moved_bytes: int) -> float:
         return moved_bytes / 1e9 / statistics.median(self.seconds[name])
@@ -177,8 +181,9 @@ def small(metrics: dict, details: dict) -> None:
             shape.verify(path)
         for path in (path for _ in range(SMALL_ROUNDS) for path in shuffled(PATHS)):
             start = time.perf_counter()
-            spin(shape.submit(way, path))
+            (transfer,) = spin(shape.submit(way, path))
             samples[path].append(time.perf_counter() - start)
+            seconds_on_device(transfer)
         for path in PATHS:
             suffix = "" if path == "auto" else f".{path}"
             metrics[f"transfer.small_us.{way}{suffix}"] = statistics.median(samples[path][WARMUP_ROUNDS:]) * 1e6

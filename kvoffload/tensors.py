@@ -89,6 +89,9 @@ def current_stream_of(tensor: Any, device: str) -> Callable[[], int]:
         return lambda: 0
     index = int(device.removeprefix("cuda:"))
     if torch is not None and isinstance(tensor, torch.Tensor):
+        # What torch's own generated code calls: without a Stream object, a tenth of the time.
+        if raw_stream := getattr(torch._C, "_cuda_getCurrentRawStream", None):
+            return lambda: int(raw_stream(index))
         return lambda: int(torch.cuda.current_stream(index).cuda_stream)
     if cupy is not None and isinstance(tensor, cupy.ndarray):
         return lambda: int(cupy.cuda.get_current_stream(index).ptr)

@@ -36,11 +36,12 @@ class Transfer:
     Submitting gives no order to later work of the caller's stream; `before` does.
     """
 
-    __slots__ = ("_handle", "_layout")
+    __slots__ = ("_handle", "_layout", "_result")
 
     def __init__(self, handle: _C.TransferHandle, layout: KVLayout) -> None:
         self._handle = handle
         self._layout = layout
+        self._result: TransferResult | None = None
 
     def before(self, stream: Any = None, timeout_seconds: float = 5.0) -> None:
         """Make later work on `stream` run after these copies: a load's bytes are seen, a store's blocks may be reused.
@@ -70,5 +71,6 @@ class Transfer:
     @property
     def result(self) -> TransferResult | None:
         """None while the transfer runs."""
-        result = self._handle.result()
-        return None if result is None else TransferResult(*result)
+        if self._result is None and (result := self._handle.result()) is not None:
+            self._result = TransferResult(*result)
+        return self._result

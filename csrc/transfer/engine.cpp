@@ -85,9 +85,9 @@ Result<TransferHandle> Engine::submit(const Request& request, const SubmitOption
   const std::shared_ptr<Lane>& chosen = lane(options.direction);
   KVO_TRY(check_path(*chosen, options.path, request.group));
   transfer->asked_path = options.path;
-  transfer->blocks = chosen->ids().take(static_cast<std::int64_t>(request.blocks.size()));
-  transfer->slots = chosen->ids().take(static_cast<std::int64_t>(request.slots.size()));
-  KVO_TRY(check_.check(request, arena_->ready_bytes(), transfer->blocks, transfer->slots));
+  transfer->ids = chosen->ids().take(static_cast<std::int64_t>(request.blocks.size()),
+                                     static_cast<std::int64_t>(request.slots.size()));
+  KVO_TRY(check_.check(request, arena_->ready_bytes(), transfer->ids));
   transfer->after = options.after;
   if (!transfer->after) {
     auto marked = mark(options.stream);

@@ -127,9 +127,9 @@ Result<double> Engine::measure_once(const Sample& sample) {
   if (!reached.ok()) return reached.status();
   auto transfer = std::make_shared<Transfer>();
   transfer->group = group, transfer->asked_path = sample.path, transfer->after = *reached;
-  transfer->blocks = chosen.ids().take(chunks * sample.per_chunk), transfer->slots = chosen.ids().take(chunks);
-  std::copy_n(blocks.begin(), transfer->blocks.count, transfer->blocks.ids.get());
-  std::copy_n(places.begin(), transfer->slots.count, transfer->slots.ids.get());
+  transfer->ids = chosen.ids().take(chunks * sample.per_chunk, chunks);
+  std::copy_n(blocks.begin(), transfer->ids.blocks.count, transfer->ids.blocks.ids.get());
+  std::copy_n(places.begin(), transfer->ids.slots.count, transfer->ids.slots.ids.get());
   const auto start = std::chrono::steady_clock::now();
   KVO_TRY(chosen.submit(transfer));
   while (!chosen.done(*transfer))

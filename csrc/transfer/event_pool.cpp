@@ -2,6 +2,7 @@
 
 #include <exception>
 
+#include "base/brief_lock.h"
 #include "base/fault.h"
 
 namespace kvo {
@@ -20,7 +21,7 @@ Result<std::shared_ptr<Event>> EventPool::take() {
   if (fault::fires("event")) return Status(Code::device, "making an event failed (injected)");
   std::unique_ptr<Event> event;
   {
-    std::lock_guard lock(mutex_);
+    const auto lock = lock_briefly(mutex_);
     if (!free_.empty()) event = std::move(free_.back()), free_.pop_back();
   }
   if (!event) {
@@ -36,7 +37,7 @@ void EventPool::put_back(Event* event) noexcept {
   if (owner_.forked()) return;
   std::unique_ptr<Event> returned(event);
   try {
-    std::lock_guard lock(mutex_);
+    const auto lock = lock_briefly(mutex_);
     free_.push_back(std::move(returned));
   } catch (const std::exception&) {  // no memory to keep it: it is destroyed
   }

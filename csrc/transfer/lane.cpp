@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <system_error>
 
+#include "base/brief_lock.h"
 #include "base/owner_process.h"
 #include "transfer/guarded.h"
 
@@ -15,16 +16,9 @@ constexpr auto kLongestPoll = std::chrono::microseconds(200);
 // A thread that sleeps takes 20 to 60 us to come back, so it stays awake between the transfers of a busy moment: about
 // as long as one of 100 MB takes. With few cores for everybody it only waits for what was announced.
 constexpr unsigned kFewCores = 4;
-constexpr int kYieldAfter = 256;
+constexpr int kRelaxes = 8, kYieldAfter = 256;
 const auto kStayAwake = std::chrono::microseconds(std::thread::hardware_concurrency() > kFewCores ? 3000 : 200);
 constexpr std::int64_t kUnpolledDepths = 16;  // most results that nobody asked for, in queue depths
-
-// A core often runs two threads: the other one may be the caller's.
-void relax() {
-#if defined(__x86_64__)
-  for (int i = 0; i < 8; ++i) __builtin_ia32_pause();
-#endif
-}
 
 Status timed_out(const char* what) {
   return Status(Code::timeout, std::string("the deadline passed before the transfer was ") + what +
@@ -56,7 +50,7 @@ Lane::~Lane() { stop(); }
 
 void Lane::announce() {
   {
-    std::lock_guard lock(mutex_);
+    const auto lock = lock_briefly(mutex_);
     if (!idle_locked()) return;
     announced_ = true;
     ++calls_;
@@ -66,12 +60,12 @@ void Lane::announce() {
 
 Status Lane::submit(std::shared_ptr<Transfer> transfer) {
   {
-    std::lock_guard lock(mutex_);
+    const auto lock = lock_briefly(mutex_);
     if (broken_) return Status(Code::device, "an earlier transfer of this direction was lost: make a new mover");
     if (static_cast<std::int64_t>(finished_.size()) >= kUnpolledDepths * options_.depth)
       return Status(Code::queue_full, std::to_string(finished_.size()) + " finished jobs wait to be told: call poll()");
     // What moves nothing costs nothing: it may always come, within reason.
-    const std::int64_t depth = transfer->slots.count > 0 ? options_.depth : 4 * options_.depth;
+    const std::int64_t depth = transfer->ids.slots.count > 0 ? options_.depth : 4 * options_.depth;
     if (stats_.unfinished >= depth) reap_locked();
     if (stats_.unfinished >= depth) {
       ++stats_.rejected;
@@ -91,13 +85,13 @@ Status Lane::submit(std::shared_ptr<Transfer> transfer) {
 void Lane::run() noexcept {
   const Status served = guarded([&] { return serve(), Status(); });
   if (served.ok()) return;
-  std::lock_guard lock(mutex_);
+  const auto lock = lock_briefly(mutex_);
   broken_ = true;
 }
 
 void Lane::serve() {
   const Status entered = device_->enter_thread();
-  std::unique_lock lock(mutex_);
+  auto lock = lock_briefly(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return stopping_ || announced_ || !queue_.empty(); });
     if (stopping_) return;
@@ -110,7 +104,7 @@ void Lane::serve() {
     starting_ = true;
     lock.unlock();
     Status status = entered.ok() ? guarded([&] { return enqueue(*transfer); }) : entered;
-    lock.lock();
+    lock = lock_briefly(mutex_);
     starting_ = false;
     if (transfer->end) {
       transfer->status = std::move(status);
@@ -131,14 +125,14 @@ void Lane::stay_awake(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   const auto until = std::chrono::steady_clock::now() + kStayAwake;
   for (int i = 1; calls_ == called && std::chrono::steady_clock::now() < until; ++i) {
-    relax();
+    for (int j = 0; j < kRelaxes; ++j) relax();
     if (i % kYieldAfter == 0) std::this_thread::yield();
   }
-  lock.lock();
+  lock = lock_briefly(mutex_);
 }
 
 void Lane::reap() {
-  std::lock_guard lock(mutex_);
+  const auto lock = lock_briefly(mutex_);
   reap_locked();
 }
 
@@ -167,7 +161,7 @@ void Lane::finish_locked(const std::shared_ptr<Transfer>& transfer, Status statu
   transfer->result.ok = status.ok();
   if (!status.ok()) transfer->result.bytes = 0;
   transfer->result.status = std::move(status);
-  ids_.put_back(transfer->blocks), ids_.put_back(transfer->slots);
+  ids_.put_back(transfer->ids);
   transfer->after.reset(), transfer->start.reset(), transfer->end.reset();
   --stats_.unfinished;
   ++stats_.transfers;
@@ -178,7 +172,7 @@ void Lane::finish_locked(const std::shared_ptr<Transfer>& transfer, Status statu
 }
 
 void Lane::set_path_table(PathTable table) {
-  std::lock_guard lock(mutex_);
+  const auto lock = lock_briefly(mutex_);
   selector_.set_table(std::move(table));
 }
 
@@ -193,7 +187,7 @@ Status Lane::before(Transfer& transfer, StreamHandle stream, Deadline deadline) 
 
 // `end` stays empty where there is nothing to wait for.
 Status Lane::enqueued_end(Transfer& transfer, Deadline deadline, std::shared_ptr<Event>& end) {
-  std::unique_lock lock(mutex_);
+  auto lock = lock_briefly(mutex_);
   auto on_device = [&] { return transfer.state >= TransferState::enqueued; };
   ++callers_waiting_;
   const bool in_time = changed_.wait_until(lock, deadline, on_device);
@@ -207,14 +201,14 @@ Status Lane::enqueued_end(Transfer& transfer, Deadline deadline, std::shared_ptr
 bool Lane::done(Transfer& transfer) {
   // A caller that spins here must not keep the lane's thread from its lock.
   if (transfer.state < TransferState::enqueued) return false;
-  std::lock_guard lock(mutex_);
+  const auto lock = lock_briefly(mutex_);
   reap_locked();
   return transfer.state == TransferState::finished;
 }
 
 Status Lane::wait(Transfer& transfer, Deadline deadline) {
   std::chrono::microseconds pause = kFirstPoll;
-  std::unique_lock lock(mutex_);
+  auto lock = lock_briefly(mutex_);
   for (;;) {
     reap_locked();
     if (transfer.state == TransferState::finished) return {};
@@ -226,7 +220,7 @@ Status Lane::wait(Transfer& transfer, Deadline deadline) {
 }
 
 bool Lane::cancel(Transfer& transfer) {
-  std::lock_guard lock(mutex_);
+  const auto lock = lock_briefly(mutex_);
   auto place = std::find_if(queue_.begin(), queue_.end(), [&](auto& queued) { return queued.get() == &transfer; });
   if (place == queue_.end()) return false;
   const std::shared_ptr<Transfer> cancelled = *place;
@@ -237,20 +231,20 @@ bool Lane::cancel(Transfer& transfer) {
 }
 
 void Lane::take_finished(std::vector<std::shared_ptr<Transfer>>& out) {
-  std::lock_guard lock(mutex_);
+  const auto lock = lock_briefly(mutex_);
   reap_locked();
   out.insert(out.end(), finished_.begin(), finished_.end());
   finished_.clear();
 }
 
 LaneStats Lane::stats() {
-  std::lock_guard lock(mutex_);
+  const auto lock = lock_briefly(mutex_);
   reap_locked();
   return stats_;
 }
 
 Status Lane::drain(Deadline deadline) {
-  std::unique_lock lock(mutex_);
+  auto lock = lock_briefly(mutex_);
   for (;;) {
     reap_locked();
     if (idle_locked()) return {};
@@ -268,7 +262,7 @@ Status Lane::drain(Deadline deadline) {
 
 void Lane::stop() {
   {
-    std::lock_guard lock(mutex_);
+    const auto lock = lock_briefly(mutex_);
     stopping_ = true;
     ++calls_;
   }
@@ -280,7 +274,7 @@ void Lane::stop() {
 void Lane::abandon() {
   abandoned_ = true;
   {
-    std::lock_guard lock(mutex_);
+    const auto lock = lock_briefly(mutex_);
     stopping_ = true;
     ++calls_;
   }

@@ -64,11 +64,12 @@ Lane::Route Lane::route_of(Path path) const {
 
 void Lane::locate(Transfer& transfer) {
   const Group& group = groups_[transfer.group];
-  blocks_.assign(transfer.blocks.ids.get(), transfer.blocks.ids.get() + transfer.blocks.count);
+  const auto& [blocks, slots] = transfer.ids;
+  blocks_.assign(blocks.ids.get(), blocks.ids.get() + blocks.count);
   slots_.clear();
-  for (std::int64_t i = 0; i < transfer.slots.count; ++i)
-    slots_.push_back(options_.arena + options_.extents.offset_of(transfer.group, transfer.slots.ids[i]));
-  ids_.put_back(transfer.blocks), ids_.put_back(transfer.slots);
+  for (std::int64_t i = 0; i < slots.count; ++i)
+    slots_.push_back(options_.arena + options_.extents.offset_of(transfer.group, slots.ids[i]));
+  ids_.put_back(transfer.ids);
   transfer.result.bytes =
       static_cast<std::int64_t>(blocks_.size() - (slots_.empty() ? 0 : transfer.skip_blocks)) * group.block_bytes;
 }

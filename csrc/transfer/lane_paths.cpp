@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/brief_lock.h"
 #include "base/fault.h"
 #include "transfer/lane.h"
 
@@ -76,7 +77,7 @@ PathChoice Lane::choose(const Transfer& transfer) {
     const std::int64_t count = std::max<std::int64_t>(path == Path::dma ? spans : pages, 1);
     usable.push_back({path, blocks * group.block_bytes / count, count});
   }
-  std::lock_guard lock(mutex_);
+  const auto lock = lock_briefly(mutex_);
   PathChoice choice = selector_.choose(usable, transfer.asked_path);
   // Of a chunk that is loaded in part nothing goes through the ring.
   if (choice.path == Path::staged && slots_.size() == partial_chunks(transfer)) choice.path = Path::kernel;

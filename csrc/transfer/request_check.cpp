@@ -108,8 +108,9 @@ RequestCheck::RequestCheck(const std::vector<GroupGeometry>& groups, const Exten
   }
 }
 
-Status RequestCheck::check(const Request& request, std::int64_t ready_bytes, IdList& blocks, IdList& slots) {
+Status RequestCheck::check(const Request& request, std::int64_t ready_bytes, RequestIds& ids) {
   KVO_TRY(check_shape(request));
+  IdList &blocks = ids.blocks, &slots = ids.slots;
   SeenIds &blocks_seen = blocks_seen_[request.group], &slots_seen = slots_seen_[request.group];
   blocks_seen.begin_round(), slots_seen.begin_round();
   const std::int64_t skip = std::min(request.skip_blocks, blocks.count);

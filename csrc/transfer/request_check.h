@@ -47,7 +47,7 @@ class RequestCheck {
  public:
   RequestCheck(const std::vector<GroupGeometry>& groups, const ExtentPlan& extents, std::int64_t arena_bytes);
   bool usable() const;  // false: there was no memory for the tables
-  Status check(const Request& request, std::int64_t ready_bytes, IdList& blocks, IdList& slots);
+  Status check(const Request& request, std::int64_t ready_bytes, RequestIds& ids);
   Status check_slot(int group, std::int64_t slot, std::int64_t ready_bytes) const;
 
  private:

@@ -29,7 +29,7 @@ struct Transfer {
   int group = 0;
   std::int64_t skip_blocks = 0;
   std::optional<Path> asked_path;
-  IdList blocks, slots;
+  RequestIds ids;
   std::shared_ptr<Event> after;  // the caller's stream, when the transfer was asked for
 
   std::atomic<TransferState> state = TransferState::queued;

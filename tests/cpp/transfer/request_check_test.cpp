@@ -17,15 +17,15 @@ class RequestCheckTest : public ::testing::Test {
  protected:
   RequestCheckTest() : check_(groups_, extents_, kSlots * kSlotAlign) {}
   Status ask(const std::vector<std::int64_t>& blocks, const std::vector<std::int64_t>& slots, std::int64_t skip = 0) {
-    block_ids_ = pool_.take(blocks.size()), slot_ids_ = pool_.take(slots.size());
-    return check_.check({0, blocks, slots, skip}, kReady * kSlotAlign, block_ids_, slot_ids_);
+    ids_ = pool_.take(static_cast<std::int64_t>(blocks.size()), static_cast<std::int64_t>(slots.size()));
+    return check_.check({0, blocks, slots, skip}, kReady * kSlotAlign, ids_);
   }
 
   const std::vector<GroupGeometry> groups_{{{PageRun{1 << 20, 64, 64}}, kBlocks, 1}};
   const ExtentPlan extents_ = plan_extents(kSlots * kSlotAlign, {kSlotAlign});
   RequestCheck check_;
   IdPool pool_{4};
-  IdList block_ids_, slot_ids_;
+  RequestIds ids_;
 };
 
 bool bad(const std::vector<std::int64_t>& ids, std::int64_t limit) {
@@ -42,8 +42,8 @@ TEST_F(RequestCheckTest, AgreesWithASetThroughManyRounds) {
     const bool refused = bad(blocks, kBlocks) || bad(slots, kReady);
     ASSERT_EQ(ask(blocks, slots).ok(), !refused) << "round " << round;
     for (std::size_t i = 0; !refused && i < blocks.size(); ++i) {
-      ASSERT_EQ(block_ids_.ids[i], blocks[i]);
-      ASSERT_EQ(slot_ids_.ids[i], slots[i]);
+      ASSERT_EQ(ids_.blocks.ids[i], blocks[i]);
+      ASSERT_EQ(ids_.slots.ids[i], slots[i]);
     }
   }
 }
@@ -78,14 +78,14 @@ TEST_F(RequestCheckTest, LongListsAgreeWithASetToo) {
     std::vector<std::int64_t>& list = random() % 2 ? blocks : slots;
     if (round % 3 == 1) list[at] = strange[random() % strange.size()];
     if (round % 3 == 2) list[at] = list[(at + 1 + random() % (kLong - 1)) % kLong];
-    IdList block_ids = pool_.take(kLong), slot_ids = pool_.take(kLong);
-    const bool ok = check.check({0, blocks, slots, 0}, kMany * kSlotAlign, block_ids, slot_ids).ok();
+    RequestIds ids = pool_.take(kLong, kLong);
+    const bool ok = check.check({0, blocks, slots, 0}, kMany * kSlotAlign, ids).ok();
     ASSERT_EQ(ok, round % 3 == 0) << "round " << round;
     if (ok) {
-      ASSERT_TRUE(std::equal(blocks.begin(), blocks.end(), block_ids.ids.get()));
-      ASSERT_TRUE(std::equal(slots.begin(), slots.end(), slot_ids.ids.get()));
+      ASSERT_TRUE(std::equal(blocks.begin(), blocks.end(), ids.blocks.ids.get()));
+      ASSERT_TRUE(std::equal(slots.begin(), slots.end(), ids.slots.ids.get()));
     }
-    pool_.put_back(block_ids), pool_.put_back(slot_ids);
+    pool_.put_back(ids);
   }
 }
 
@@ -93,9 +93,9 @@ TEST_F(RequestCheckTest, SkippedBlocksMayBeAnything) {
   const std::vector<GroupGeometry> groups{{{PageRun{1 << 20, 64, 64}}, kBlocks, 4}};
   RequestCheck check(groups, extents_, kSlots * kSlotAlign);
   const std::vector<std::int64_t> blocks{-1, -1, 5, 6}, slots{3};
-  IdList block_ids = pool_.take(4), slot_ids = pool_.take(1);
-  EXPECT_TRUE(check.check({0, blocks, slots, 2}, kReady * kSlotAlign, block_ids, slot_ids).ok());
-  EXPECT_FALSE(check.check({0, blocks, slots, 1}, kReady * kSlotAlign, block_ids, slot_ids).ok());
+  RequestIds ids = pool_.take(4, 1);
+  EXPECT_TRUE(check.check({0, blocks, slots, 2}, kReady * kSlotAlign, ids).ok());
+  EXPECT_FALSE(check.check({0, blocks, slots, 1}, kReady * kSlotAlign, ids).ok());
 }
 
 TEST_F(RequestCheckTest, SaysWhichIsRepeatedAndWhere) {
