@@ -71,15 +71,18 @@ PathChoice Lane::choose(const Transfer& transfer) {
   const std::int64_t spans =
       blocks * (group.page_count - group.joined_pages) +
       (group.joined_pages ? count_runs(blocks_, group.blocks_per_chunk) * group.joined_pages : 0);
+  // A chunk is gathered whole before it is copied: one alone gains nothing from the ring, and the table is of several.
+  const bool alone = slots_.size() <= partial_chunks(transfer) + 1;
   std::vector<PathCost> usable;
   for (const Path path : kPaths) {
     if (!can_take(path, transfer.group)) continue;
+    if (path == Path::staged && alone && !transfer.asked_path) continue;
     const std::int64_t count = std::max<std::int64_t>(path == Path::dma ? spans : pages, 1);
     usable.push_back({path, blocks * group.block_bytes / count, count});
   }
   const auto lock = lock_briefly(mutex_);
   PathChoice choice = selector_.choose(usable, transfer.asked_path);
-  // Of a chunk that is loaded in part nothing goes through the ring.
+  // Of a chunk that is loaded in part nothing goes through the ring, whoever asks.
   if (choice.path == Path::staged && slots_.size() == partial_chunks(transfer)) choice.path = Path::kernel;
   return choice;
 }

@@ -190,6 +190,24 @@ TEST_F(EngineTest, CalibrationMeasuresEveryPathInAnArenaThatIsLargeEnough) {
   EXPECT_GT(*engine_->contiguous_bytes_per_s(Direction::load), 0);
 }
 
+TEST_F(EngineTest, OneChunkAloneIsNotSentThroughTheRingUnlessAskedFor) {
+  GroupGeometry group;
+  group.pages = {{reinterpret_cast<std::uintptr_t>(tensor_.data()), 64, 64}};
+  group.num_blocks = 8, group.blocks_per_chunk = 2;
+  EngineOptions options;
+  options.ring_bytes = kTestRingBytes;
+  make_engine(make_host_device(), group, 4, options);
+  engine_->set_path_table({{Direction::store, 64, 8, Path::staged, 1e-6}, {Direction::store, 64, 8, Path::dma, 1e-3}});
+  const auto path_of = [&](const Ids& blocks, const Ids& slots, std::optional<Path> asked) {
+    SubmitOptions how;
+    how.direction = Direction::store, how.path = asked;
+    return finish(*engine_->submit({0, blocks, slots, 0}, how)).choice.path;
+  };
+  EXPECT_EQ(path_of({0, 1, 2, 3}, {0, 1}, std::nullopt), Path::staged);
+  EXPECT_EQ(path_of({0, 1}, {0}, std::nullopt), Path::dma);
+  EXPECT_EQ(path_of({0, 1}, {0}, Path::staged), Path::staged);
+}
+
 TEST_F(EngineTest, ARingTooSmallOrNoneLeavesThePathOut) {
   EXPECT_EQ(engine_->ring_bytes(), 0);
   SubmitOptions options;
