@@ -3,7 +3,7 @@
     disk.py [--dir DIR] [--size BYTES]       writes $OUT/disk.json
 
 `disk.{read,write}.*`, `crc.*`: what `kvoffload bench disk` measures with records of 2 MiB. `disk.to_gpu.*`: chunks of
-2 MiB of a cache whose host memory is an eighth of what is on its disk, prefetched 32 MiB at a time, eight batches
+2 MiB of a cache whose host memory is a small part of what is on its disk, prefetched 32 MiB at a time, eight batches
 ahead, and loaded into GPU memory as they come, until a spinning caller sees the last one there; against fio at its
 best reading the same slab, taking turns, and against the link (large copies in the same process), whichever is slower.
 Random data; what arrives is compared with what was stored.
@@ -42,8 +42,8 @@ class ToGpu:
         layout = kv.KVLayout.from_tensors(self.tensor, tokens_per_block=16, blocks_per_chunk=PER_CHUNK)
         slot_bytes = layout.groups[0].slot_bytes
         self.cache = kv.KVCache(
-            layout, host=slot_bytes * chunks // 8, disk=directory, disk_size=slot_bytes * chunks * 5 // 4,
-            write_through=True, background=False, namespace="bench",
+            layout, host=slot_bytes * max(chunks // 8, 2 * AHEAD * BATCH), disk=directory,
+            disk_size=slot_bytes * chunks * 5 // 4, write_through=True, background=False, namespace="bench",
         )  # fmt: skip
         self.chunks, self.blocks = chunks, np.arange(len(self.tensor)).reshape(2, GPU_CHUNKS, PER_CHUNK)
         self.keys = [b"bench" + chunk.to_bytes(16, "big") for chunk in range(chunks)]
