@@ -5,6 +5,7 @@
 #   h200.sh order FILTER          some of the order tests with one hardware queue and busy streams
 #   h200.sh sanitize [TOOL...]    compute-sanitizer over a part of these tests: memcheck racecheck initcheck
 #   h200.sh micro [NAME...]       pool (first: it wants a cold machine), submit, gil, transfer, interference
+#   h200.sh disk [ARGUMENT...]    the disk tier beside fio (on PATH), and from disk to the GPU: see bench/disk.py
 #   h200.sh vllm-install DIR      install one part of a packed vLLM (DIR/install.sh)
 #   h200.sh vllm-order [RUNNER]   order and bytes inside a real vLLM; KVO_ORDER_MODES=plain,nofence picks modes
 #   h200.sh e2e SYSTEM-RUNNER...  time to first token and throughput: {none|native|lmcache|kvoffload}-{v1|v2}
@@ -62,6 +63,7 @@ case "$stage" in
   order) run_pytest gpu-order -n 2 -m gpu tests/gpu -k "order_holds_with and ($1)" ;;
   sanitize) sanitize ${*:-memcheck racecheck initcheck} ;;
   micro) for name in ${*:-pool submit gil transfer interference}; do echo "== $name"; python3 "bench/$name.py"; done ;;
+  disk) python3 bench/disk.py "$@" ;;
   vllm-install) bash "$1/install.sh" && echo "installed $1" ;;
   vllm-order | e2e)
     . "$HOME/vllm-site/env.sh"

@@ -67,7 +67,7 @@ class Player:
         disk_size = slabs * MANIFEST_SHARE // (MANIFEST_SHARE - 1)
         self.cache = kv.KVCache(
             layout, HOST_BLOCKS * self.slot_bytes, disk=folder, disk_size=disk_size,
-            write_through=most_waiting == 0, calibrate=False, background=False,
+            write_through=most_waiting == 0, calibrate=False, background=False, worth_loading="always",
         )  # fmt: skip
         self.hits, self.wrong_bytes = {"host": 0, "disk": 0}, 0
 
