@@ -19,7 +19,9 @@ from kvoffload.ledger import Admission, Ledger, Policy
 from kvoffload.ledger_disk import LedgerDir
 from kvoffload.messages import Hello, Hit, Job, Results
 from kvoffload.mover import Ids, Mover
+from kvoffload.prefill import Work
 from kvoffload.transfer import Transfer, TransferResult
+from kvoffload.worth import Worth, WorthLoading, check_worth_loading
 
 MOVER_OPTIONS = (
     "queue_depth", "path", "ring", "calibrate", "huge_pages", "background", "threads", "cgroup_root", "proc_root",
@@ -27,7 +29,7 @@ MOVER_OPTIONS = (
 DISK_OPTIONS = ("namespace", "dp", "disk_io", "disk_network")
 OPTIONS = (
     "host", "disk", "disk_size", "write_through", "admission", "disk_writes_per_day", "deadline_seconds", "policy",
-    *DISK_OPTIONS, *MOVER_OPTIONS,
+    "worth_loading", *DISK_OPTIONS, *MOVER_OPTIONS,
 )  # fmt: skip
 
 
@@ -42,6 +44,10 @@ class KVCache:
     `namespace`, `dp`, `disk_io`, `disk_network`. What is stored goes there before host memory needs the room
     (`write_through`: at once), as far as `admission` and `disk_writes_per_day` allow (see `Ledger`); `prefetch` brings
     it back; and a restart knows it. `close` writes what is not there yet, as far as its time goes.
+
+    `worth_loading`: "auto" lets `lookup` leave out what takes longer to load than to compute, by the speeds measured
+    here and what `note_prefill` was told (nothing, as long as it is told nothing); "always" leaves out nothing, "never"
+    everything.
 
     >>> import numpy as np, kvoffload as kv
     >>> tensor = np.arange(8 * 4096, dtype=np.uint16).reshape(8, 4096)
@@ -59,16 +65,19 @@ class KVCache:
     def __init__(
         self, layout: KVLayout, host: int | str, *, disk: Paths | None = None, disk_size: int | str | None = None,
         write_through: bool = False, admission: Admission = "all", disk_writes_per_day: int | str | None = None,
-        deadline_seconds: float = 30.0, policy: Policy = "adaptive", **options: Any,
+        deadline_seconds: float = 30.0, policy: Policy = "adaptive", worth_loading: WorthLoading = "auto",
+        **options: Any,
     ) -> None:  # fmt: skip
         check_options(options, OPTIONS, "KVCache")
         disk_options = {name: options.pop(name) for name in DISK_OPTIONS if name in options}
         if disk is None and (disk_size is not None or disk_options):
             raise InvalidInput(f"{', '.join(['disk_size', *disk_options])}: these need the option `disk`, a directory")
         check_flag(write_through, "write_through")
+        check_worth_loading(worth_loading)
         self.layout, self._deadline_seconds = layout, deadline_seconds
         self._settling = threading.RLock()  # a signal handler may call in
         self._settling_now = False
+        self._prefill_told = False
         self._directory: LedgerDir | None = None
         self._write_back: WriteBack | None = None
         self._stop_pump = threading.Event()
@@ -76,6 +85,10 @@ class KVCache:
         self._mover = Mover(layout, host, disk=where, **options)
         try:
             hello = self._mover.hello()
+            self._worth = Worth(
+                worth_loading, hello.slot_bytes,
+                [group.tokens_per_chunk for group in layout.groups], hello.disk_read_bytes_per_second,
+            )  # fmt: skip
             if where is not None:
                 self._directory = LedgerDir(
                     where.directories[0], where.fingerprint(layout), where.dp, disk_bytes=hello.disk_bytes,
@@ -93,9 +106,29 @@ class KVCache:
             raise
 
     def lookup(self, keys: Sequence[bytes], group: int = 0) -> Hit:
-        """How many leading keys are ready in host memory (`host`), and how many more follow on disk (`disk`)."""
+        """How many leading keys are ready in host memory (`host`), and how many more follow on disk (`disk`).
+
+        Of these, those that are worth loading (see `worth_loading`) for a prompt that begins with the first key.
+        """
         self._settle()
-        return self._ledger.lookup(keys, group)
+        hit = self._ledger.lookup(keys, group)
+        if self._worth.mode == "auto" and not self._prefill_told:
+            return hit
+        chunk_tokens = self.layout.groups[group].tokens_per_chunk
+        end = self._worth.take(hit.host * chunk_tokens, (hit.host + hit.disk) * chunk_tokens) // chunk_tokens
+        host = min(end, hit.host)
+        return Hit(host, end - host)
+
+    def note_prefill(self, tokens: int, seconds: float, context_tokens: int = 0) -> None:
+        """A step of the engine computed `tokens` of prompts, behind `context_tokens`, and took so long.
+
+        0 tokens: a step that only decoded. From the first call on `lookup` obeys the rule; after 16 steps with tokens it
+        goes by what they took.
+        """
+        if tokens < 0 or context_tokens < 0:
+            raise InvalidInput(f"tokens {tokens!r}, context_tokens {context_tokens!r}: give numbers from 0 on")
+        self._prefill_told = True
+        self._worth.note(Work.of(tokens, context_tokens), seconds)
 
     def store(
         self, keys: Sequence[bytes], block_ids: Ids, *, group: int = 0, stream: Any = None, after: Any = None,
@@ -141,8 +174,10 @@ class KVCache:
         job = self._ledger.plan_promote(keys, group)
         if job is not None:
             try:
+                self._worth.began(job)
                 self._mover.submit_to_disk(job, self._deadline_seconds)
             except KVOffloadError:  # the disk is off or has too much to do: what is there now is the answer
+                self._worth.ended(job.id)
                 self._ledger.abandon(job.id)
         return Prefetch(self._ledger, keys, group, self._settle, self._wait_for_disk)
 
@@ -152,9 +187,9 @@ class KVCache:
         self._ledger.reset()
 
     def stats(self) -> dict[str, Any]:
-        """The ledger's counters and gauges, and the mover's under `mover`."""
+        """The ledger's counters and gauges, the mover's under `mover`, and those of the rule under `worth_loading`."""
         self._settle()
-        return {**self._ledger.stats(), "mover": self._mover.stats()}
+        return {**self._ledger.stats(), "mover": self._mover.stats(), "worth_loading": self._worth.stats()}
 
     def mark(self, stream: Any = None) -> Any:
         """A point in `stream` as of now, for `after=`."""
@@ -180,9 +215,11 @@ class KVCache:
         self.close()
 
     def _submit(self, job: Job, stream: Any, after: Any, path: str | None) -> Transfer:
+        self._worth.began(job)
         try:
             return self._mover.submit(job, stream=stream, after=after, path=path)
         except Exception:  # whatever it was (a framework's own error for its stream, say), nothing was submitted
+            self._worth.ended(job.id)
             self._ledger.abandon(job.id)
             raise
 
@@ -240,8 +277,11 @@ class KVCache:
 
     def _take_results(self, pump: bool, flush: bool) -> None:
         results = Results(rank=0, results=self._mover.poll(), hello=self._mover.hello_if_changed())
+        self._worth.took(0, results.results)
         ended = self._ledger.apply(results) if results.results or results.hello else []
         ended += self._ledger.expire()
+        for job in ended:
+            self._worth.ended(job.id)
         if self._write_back is not None and (ended or pump or flush):
             self._write_back.ended(ended)
             self._write_back.pump(everything=flush)

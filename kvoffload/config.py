@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -17,6 +17,9 @@ for _power, _letter in enumerate("KMGT", start=1):
     _UNITS[f"{_letter}iB"] = 1024**_power
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 _MOST_BYTES = 2**63 - 1
+# For the manifest: of each slot a record with a key of 64 bytes, six times, since the file doubles before a new one
+# takes its place, with some room; and how much it grows at least. Or so much of a small cap.
+MANIFEST_SLOT_BYTES, MANIFEST_BYTES, MANIFEST_SHARE = 6 * 96, 16 << 20, 4
 _ALLOWED = (
     "a whole number of bytes from 1 to 2^63 - 1, or text such as '64GiB', '1.5 MiB' or '10GB' (KB, MB, GB, TB = 10^3; "
     "KiB, MiB, GiB, TiB = 2^10)"
@@ -91,3 +94,13 @@ def check_options(given: Mapping[str, Any], known: Iterable[str], where: str) ->
         nearest = difflib.get_close_matches(str(option), names, n=1, cutoff=0.5)
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
         raise InvalidInput(f"{where} has no option {option!r}; {hint}known: {', '.join(names) or 'none'}")
+
+
+def manifest_bytes(disk_bytes: int, slot_bytes: Sequence[int]) -> int:
+    """How much of a disk of that size is the manifest's, its replacement included.
+
+    >>> manifest_bytes(1 << 40, [1 << 20]) * 1000 < 1 << 40
+    True
+    """
+    slots = disk_bytes // min(slot_bytes)
+    return min(MANIFEST_BYTES + slots * MANIFEST_SLOT_BYTES, disk_bytes // MANIFEST_SHARE)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvoffload import _C
-from kvoffload.config import check_flag, format_size, parse_size
+from kvoffload.config import check_flag, format_size, manifest_bytes, parse_size
 from kvoffload.errors import InvalidInput
 from kvoffload.layout import KVLayout
 from kvoffload.messages import Job, JobResult
@@ -20,9 +20,8 @@ log = logging.getLogger("kvoffload")
 IO = ("auto", "io_uring", "threads")
 # For locks that others hold while they remove files.
 OPEN_SECONDS = 30.0
-# For the manifest: of each slot a record with a key of 64 bytes, three times, since the file doubles before a new one
-# takes its place; and how much it grows at least. Or so much of a small cap.
-MANIFEST_SLOT_BYTES, MANIFEST_BYTES, MANIFEST_SHARE = 3 * 96, 12 << 20, 16
+# A disk that is off after a row of failures is tried again so often.
+RETRY_SECONDS = 10.0
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -72,16 +71,13 @@ class DiskOptions:
         """Of all that changes the bytes of a record: names the namespace's directory."""
         return hashlib.sha256(f"{layout.fingerprint}\0{self.namespace}".encode()).hexdigest()[:32]
 
-    def manifest_bytes(self, layout: KVLayout) -> int:
-        slots = self.size_bytes // min(group.slot_bytes for group in layout.groups)
-        return min(MANIFEST_BYTES + slots * MANIFEST_SLOT_BYTES, self.size_bytes // MANIFEST_SHARE)
-
 
 class Disk:
     """One rank's slabs, open. The arena is used until `close` has returned without WaitTimeout."""
 
     def __init__(self, arena: _C.Arena, layout: KVLayout, rank: int, options: DiskOptions) -> None:
         self.options = options
+        self._off = ""  # why, as the log knows it
         fingerprint = options.fingerprint(layout)
         self._namespaces = [
             _C.NamespaceDir(root, fingerprint, options.dp, f"rank{rank}", OPEN_SECONDS) for root in options.directories
@@ -91,7 +87,8 @@ class Disk:
             self.tier = _C.DiskTier(
                 arena, [namespace.path for namespace in self._namespaces], fingerprint, rank,
                 [group.slot_bytes for group in layout.groups], [group.payload_bytes for group in layout.groups],
-                room_bytes - options.manifest_bytes(layout), io=options.io, network=options.network,
+                room_bytes - manifest_bytes(options.size_bytes, [group.slot_bytes for group in layout.groups]),
+                io=options.io, network=options.network, retry_seconds=RETRY_SECONDS,
             )  # fmt: skip
         except BaseException:  # it keeps this frame, and so the locks, for as long as somebody keeps it
             self._namespaces.clear()
@@ -123,10 +120,20 @@ class Disk:
 
     def poll(self) -> tuple[JobResult, ...]:
         """Results of jobs that ended since the last call. A job fails as a whole when none of its records made it."""
-        return tuple(
-            JobResult(job, bool(moved), moved, seconds, error, tuple(failed))
-            for job, moved, seconds, error, failed in self.tier.poll()
+        results = tuple(
+            JobResult(job, bool(moved), moved, seconds, error, tuple(failed), tuple(untried))
+            for job, moved, seconds, error, failed, untried in self.tier.poll()
         )
+        if self._off or any(result.error for result in results):
+            self._log_health()
+        return results
+
+    def _log_health(self) -> None:
+        before, self._off = self._off, str(self.tier.stats()["off"])
+        if self._off and not before:
+            log.warning("kvoffload: the disk is off, and tried again every %g s: %s", RETRY_SECONDS, self._off)
+        elif before and not self._off:
+            log.warning("kvoffload: the disk works again")
 
     def close(self, timeout_seconds: float) -> None:
         """What waits is a miss, what is under way ends; then the directories are free for others.

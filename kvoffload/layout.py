@@ -44,6 +44,10 @@ class KVGroup:
         return self.geometry.blocks_per_chunk
 
     @property
+    def tokens_per_chunk(self) -> int:
+        return self.blocks_per_chunk * self.tokens_per_block
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of one block in all tensors."""
         return self.geometry.block_bytes

@@ -6,12 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
 from typing import Any, Literal, get_args
 
 from kvoffload import _C
 from kvoffload.config import parse_size
 from kvoffload.errors import InvalidInput
+from kvoffload.hello_check import check_hello
 from kvoffload.hits import GroupHit, GroupKeys
 from kvoffload.ledger_disk import RESET_SECONDS, DiskNotes
 from kvoffload.messages import FinishedJob, Hello, Hit, Job, JobKind, Results
@@ -22,9 +22,6 @@ State = Literal["absent", "filling", "ready"]
 Policy = Literal["adaptive", "lru", "s3fifo", "arc"]
 POLICIES = get_args(Policy)
 Admission = Literal["all", "second_touch", "tinylfu"]
-
-# What may differ between ranks, and what one rank may change later.
-_PER_RANK = frozenset({"rank", "ready_bytes", "pinned", "device", "failure", "ring_bytes", "paths", "slab_identity"})
 
 
 class Hold:
@@ -105,7 +102,7 @@ class Ledger:
         self._lock = threading.Lock()  # of _hellos and the flags for log lines
         self._blocks_per_chunk: tuple[int, ...] = ()  # set when all ranks have said hello
         self._tier_off = self._disk_off = False
-        self._failure_logged = False
+        self._failure_logged = self._refusal_logged = False
 
     def hello(self, hello: Hello) -> None:
         """Takes note of what a mover is; nothing is served until all ranks have said so.
@@ -115,7 +112,7 @@ class Ledger:
         """
         with self._lock:
             before = self._hellos.get(hello.rank)
-            self._check_hello(hello, before)
+            check_hello(hello, self._hellos, self._ranks)
             if before and before.failure:
                 return
             if hello.failure:
@@ -126,38 +123,6 @@ class Ledger:
             self._hellos[hello.rank] = hello
             if len(self._hellos) == self._ranks:
                 self._serve(hello)
-
-    def _check_hello(self, hello: Hello, before: Hello | None) -> None:
-        if not 0 <= hello.rank < self._ranks:
-            raise InvalidInput(f"Hello of rank {hello.rank}: this ledger has ranks 0 to {self._ranks - 1}, see `ranks`")
-        if not hello.slot_bytes or len(hello.slot_bytes) != len(hello.blocks_per_chunk):
-            raise InvalidInput(
-                f"Hello of rank {hello.rank}: slot_bytes {hello.slot_bytes} and blocks_per_chunk "
-                f"{hello.blocks_per_chunk} must have one entry per group, and there is at least one group"
-            )
-        if min(hello.slot_bytes) < 1 or min(hello.blocks_per_chunk) < 1:
-            raise InvalidInput(
-                f"Hello of rank {hello.rank}: slot_bytes {hello.slot_bytes} and blocks_per_chunk "
-                f"{hello.blocks_per_chunk} must be above 0"
-            )
-        if not 0 <= hello.ready_bytes <= hello.host_bytes:
-            raise InvalidInput(
-                f"Hello of rank {hello.rank}: ready_bytes = {hello.ready_bytes} is outside 0 to host_bytes = "
-                f"{hello.host_bytes}"
-            )
-        if before and hello.ready_bytes < before.ready_bytes and not hello.failure:
-            raise InvalidInput(
-                f"Hello of rank {hello.rank}: ready_bytes went from {before.ready_bytes} to {hello.ready_bytes}; slots "
-                "once ready cannot be taken back: make a new ledger for a new mover"
-            )
-        for other in self._hellos.values():
-            for name in (field.name for field in fields(Hello) if field.name not in _PER_RANK):
-                given, known = getattr(hello, name), getattr(other, name)
-                if given != known:
-                    raise InvalidInput(
-                        f"Hello of rank {hello.rank}: {name} = {given}, but rank {other.rank} said {known}; all ranks "
-                        "need the same KV layout and the same host size"
-                    )
 
     def _serve(self, hello: Hello) -> None:
         first = not self._blocks_per_chunk
@@ -205,10 +170,10 @@ class Ledger:
         self._check_group(group)
         return Hit(*self._directory.lookup(group, keys))
 
-    def states(self, keys: Sequence[bytes], group: int = 0) -> list[State]:
+    def states(self, keys: Sequence[bytes], group: int = 0, *, on_disk: bool = False) -> list[State]:
         """Per key "absent", "filling" (a store is in flight) or "ready"; all "absent" while nothing is served."""
         self._check_group(group)
-        return self._directory.states(group, keys)
+        return self._directory.states(group, keys, on_disk)
 
     def plan_store(self, keys: Sequence[bytes], block_ids: Sequence[int], group: int = 0) -> Job | None:
         """A job that stores the keys not there yet, or None. `block_ids`: blocks_per_chunk for each key.
@@ -310,18 +275,23 @@ class Ledger:
         """Takes one mover's report; the jobs that ended with it, which is when every rank has reported.
 
         A failure makes the job's keys a miss at once. A report that is late (the job was given up) only frees slots;
-        unknown and repeated ones are counted.
+        unknown and repeated ones are counted. A Hello that `hello` would refuse is logged, once, and changes nothing.
         """
         finished = []
         if results.results:
             if not self._failure_logged:
                 self._log_failure(results)
-            reports = [(result.job, result.ok, result.failed) for result in results.results]
+            reports = [(result.job, result.ok, result.failed, result.untried) for result in results.results]
             finished = self._finished(self._directory.report(results.rank, reports))
             if self._disk is not None:
                 self._disk.note()
-        if results.hello is not None:  # last: it may be refused, the results would be lost
-            self.hello(results.hello)
+        if results.hello is not None:
+            try:
+                self.hello(results.hello)
+            except InvalidInput as error:  # the jobs have ended all the same: the caller must hear of it
+                if not self._refusal_logged:
+                    log.warning("%s; it is ignored", error)
+                self._refusal_logged = True
         return finished
 
     def _log_failure(self, results: Results) -> None:
@@ -361,7 +331,8 @@ class Ledger:
         """Gives up the jobs past their deadline at `now` (seconds of `clock`) and returns them, not ok.
 
         Their keys are a miss at once. Their slots stay quarantined until the last rank has reported; then `apply`
-        returns the job once more, `late`. While over 5 % of the tier is quarantined, nothing is served.
+        returns the job once more, `late`. While stores and loads have over 5 % of host memory in quarantine, nothing is
+        served; while demotions and promotions have over 5 % of either tier, the disk is neither written nor read.
         """
         return self._finished(self._directory.expire(self._clock() if now is None else now))
 
@@ -401,12 +372,12 @@ class Ledger:
 
 
 _TIER_OFF = (
-    "host tier off: over 5 % of it is quarantined, in slots of jobs that some rank has not reported in time; lookups "
-    "miss and stores are dropped until the reports come"
+    "host tier off: over 5 % of it is quarantined, in slots of stores and loads that some rank has not reported in "
+    "time; lookups miss and stores are dropped until the reports come"
 )
 _DISK_OFF = (
-    "disk tier off: over 5 % of it is quarantined, in slots of jobs that some rank has not reported in time; it is "
-    "neither written nor read until the reports come"
+    "disk tier off: over 5 % of it, or of host memory, is quarantined, in slots of demotions and promotions that some "
+    "rank has not reported in time; it is neither written nor read until the reports come"
 )
 
 

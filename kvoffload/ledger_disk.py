@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvoffload import _C
+from kvoffload.config import manifest_bytes
 from kvoffload.errors import KVOffloadError
 from kvoffload.messages import Hello
 
@@ -42,8 +43,9 @@ class LedgerDir:
         ]
         try:
             self.manifest = _C.Manifest(
-                self._namespace.path, f"{fingerprint} {plan.extent_bytes}", slots, data_files=list(data_files)
-            )
+                self._namespace.path, f"{fingerprint} {plan.extent_bytes}", slots, data_files=list(data_files),
+                most_bytes=manifest_bytes(disk_bytes, slot_bytes),
+            )  # fmt: skip
         except BaseException:  # it keeps this frame, and so the lock, for as long as somebody keeps it
             self._namespace = None
             raise

@@ -60,6 +60,8 @@ class JobResult:
     """How one job ended on one rank: `bytes` moved, `seconds` from submit to end, `error` empty when `ok`.
 
     `failed`: positions in the job of keys that did not make it (a record that did not verify) while the others did.
+    `untried`: ascending, those that failed before anything was read or written (the disk is off): they say nothing
+    about what lies there.
 
     >>> JobResult(job=1, ok=True, bytes=524288, seconds=0.001).error
     ''
@@ -71,6 +73,7 @@ class JobResult:
     seconds: float
     error: str = ""
     failed: tuple[int, ...] = ()
+    untried: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class Hello:
     can be used now. Extents follow from (host_bytes, slot_bytes) by `_C.plan_extents`. `failure` says why no more will
     become ready: the capacity then stays where it is. `ring_bytes` of device memory are the mover's own, and `paths`
     says in a few words which path it takes when. `disk_bytes`: of its slab, 0 without one; `slab_identity`: which cache
-    the slab belongs to, 0 when it is new.
+    the slab belongs to, 0 when it is new; `disk_read_bytes_per_second`: as it was probed, 0 when it was not.
 
     >>> Hello(rank=0, slot_bytes=(4096,), blocks_per_chunk=(1,), host_bytes=8192, ready_bytes=4096,
     ...       fingerprint="f", pinned=False, device="host").failure
@@ -101,6 +104,7 @@ class Hello:
     paths: str = ""
     disk_bytes: int = 0
     slab_identity: int = 0
+    disk_read_bytes_per_second: int = 0
 
 
 @dataclass(frozen=True, slots=True)

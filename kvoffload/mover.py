@@ -119,6 +119,7 @@ class Mover:
             paths=self._paths_in_words,
             disk_bytes=self.disk.tier.bytes if self.disk else 0,
             slab_identity=self.disk.tier.identity if self.disk else 0,
+            disk_read_bytes_per_second=self.disk.tier.report()["read_bytes_per_second"] if self.disk else 0,
         )
         return self._hello
 

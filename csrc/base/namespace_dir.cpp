@@ -198,19 +198,6 @@ Result<NamespaceDir> NamespaceDir::open(const std::string& root, const std::stri
   return dir;
 }
 
-Status NamespaceDir::keep_leaves(const std::vector<std::string>& leaves) {
-  for (const fs::path& entry : entries_of(unit_)) {
-    const std::string name = entry.filename();
-    if (name == kLockName || std::find(leaves.begin(), leaves.end(), name) != leaves.end()) continue;
-    auto owner = open_lock(entry / kLockName, 0);
-    if (owner.ok() && !lock(owner->get(), LOCK_EX)) continue;  // a process that has not ended yet
-    std::error_code error;
-    fs::remove_all(entry, error);
-    if (error) return file_error("remove", entry, error.value());
-  }
-  return {};
-}
-
 Result<NamespaceDir::Room> NamespaceDir::make_room(std::int64_t own_bytes, std::int64_t cap_bytes,
                                                    Deadline deadline) const {
   // One at a time: two that count the same namespaces would remove twice as many.

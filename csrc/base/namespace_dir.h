@@ -34,9 +34,6 @@ class NamespaceDir {
 
   const std::string& path() const { return path_; }  // of the leaf
 
-  // Removes everything from this namespace but these leaves and what is in use: what ranks left that are no more.
-  Status keep_leaves(const std::vector<std::string>& leaves);
-
   // Removes other namespaces until all that is left of them and `own_bytes` fit `cap_bytes`: those of other
   // fingerprints first, the longest not opened before others. What is in use stays, and counts.
   Result<Room> make_room(std::int64_t own_bytes, std::int64_t cap_bytes, Deadline deadline) const;

@@ -197,7 +197,7 @@ void bind_disk(py::class_<Directory>& directory) {
 }
 
 void bind_ledger(py::module_& m) {
-  using Reports = std::vector<std::tuple<std::int64_t, bool, std::vector<std::int64_t>>>;
+  using Reports = std::vector<std::tuple<std::int64_t, bool, std::vector<std::int64_t>, std::vector<std::int64_t>>>;
   py::class_<Directory> directory(m, "Directory", "Key -> slots, owners and jobs of both tiers; see kvoffload.Ledger.");
   bind_disk(directory);
   directory
@@ -255,7 +255,7 @@ void bind_ledger(py::module_& m) {
       .def("report",
            [](Directory& self, int rank, const Reports& given) {
              std::vector<Report> reports;
-             for (const auto& [job, ok, failed] : given) reports.push_back({job, ok, failed});
+             for (const auto& [job, ok, failed, untried] : given) reports.push_back({job, ok, failed, untried});
              return finished(self.report(rank, reports));
            })
       .def("expire", [](Directory& self, double now_seconds) { return finished(self.expire(now_seconds)); })

@@ -37,14 +37,14 @@ Status sync_files(const std::vector<std::string>& paths) {
 
 std::shared_ptr<Manifest> open_manifest(std::string directory, std::string fingerprint, Slots slots,
                                         std::vector<std::string> data_files, double sync_seconds,
-                                        std::int64_t compact_bytes) {
+                                        std::int64_t compact_bytes, std::int64_t most_bytes) {
   ManifestOptions options;
   options.directory = std::move(directory);
   options.fingerprint = std::move(fingerprint);
   options.slots = std::move(slots);
   options.sync_data = [paths = std::move(data_files)] { return sync_files(paths); };
   options.sync_seconds = sync_seconds;
-  options.compact_bytes = compact_bytes;
+  options.compact_bytes = compact_bytes, options.most_bytes = most_bytes;
   std::optional<Result<std::unique_ptr<Manifest>>> manifest;
   {
     py::gil_scoped_release release;
@@ -146,15 +146,12 @@ void bind_manifest(py::module_& m) {
       .def(py::init(&open_namespace), py::arg("root"), py::arg("fingerprint"), py::arg("dp"), py::arg("leaf"),
            py::arg("timeout_seconds"))
       .def_property_readonly("path", &NamespaceDir::path)
-      .def("keep_leaves",
-           [](NamespaceDir& self, const std::vector<std::string>& leaves) {
-             without_gil([&] { return self.keep_leaves(leaves); });
-           })
       .def("make_room", &make_room, py::arg("own_bytes"), py::arg("cap_bytes"), py::arg("timeout_seconds"));
   py::class_<Manifest, std::shared_ptr<Manifest>>(m, "Manifest")
       .def(py::init(&open_manifest), py::arg("directory"), py::arg("fingerprint"), py::arg("slots"), py::kw_only(),
            py::arg("data_files") = std::vector<std::string>(), py::arg("sync_seconds") = ManifestOptions().sync_seconds,
-           py::arg("compact_bytes") = ManifestOptions().compact_bytes)
+           py::arg("compact_bytes") = ManifestOptions().compact_bytes,
+           py::arg("most_bytes") = ManifestOptions().most_bytes)
       .def_property_readonly("identity", &Manifest::identity)
       .def_property_readonly("first_sequence", &Manifest::first_sequence)
       .def("take_opening", &opening_dict)

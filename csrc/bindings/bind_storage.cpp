@@ -116,7 +116,8 @@ void promote(BoundDiskTier& self, std::int64_t id, int group, const Ints& slots,
 py::list poll(BoundDiskTier& self) {
   py::list results;
   for (const DiskJobResult& result : self.tier->poll()) {
-    results.append(py::make_tuple(result.id, result.bytes, result.seconds, result.error, result.failed));
+    results.append(
+        py::make_tuple(result.id, result.bytes, result.seconds, result.error, result.failed, result.untried));
   }
   return results;
 }

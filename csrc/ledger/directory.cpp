@@ -6,6 +6,8 @@ namespace kvo {
 
 namespace {
 
+// A key whose demotions failed is tried again when it is used, so often in all while it stays in host memory.
+constexpr int kMostDemotions = 4;
 // Keys of a group that wait for the disk, where host memory has not more slots; further ones are not demoted.
 constexpr std::int64_t kMostWaiting = 1 << 16;
 
@@ -75,7 +77,7 @@ void Directory::looked_up(const std::vector<Entry*>& in_host, const std::vector<
   }
   host_.looked_up(in_host);
   disk_.looked_up(on_disk);
-  if (admission_.at_later_use()) want_on_disk(in_host);
+  want_on_disk(in_host, /*at_use=*/true);
 }
 
 std::vector<EntryState> Directory::states(int group, Keys keys, bool on_disk) const {
@@ -121,7 +123,7 @@ PlannedJob Directory::plan_store(int group, Keys keys, double deadline_seconds) 
     job.accepted.push_back(i);
     job.slots.push_back(entry->slot);
   }
-  if (admission_.at_later_use()) want_on_disk(again);
+  want_on_disk(again, /*at_use=*/true);
   if (fills.empty()) return job;
   counters_.accepted_keys += static_cast<std::int64_t>(fills.size());
   ++counters_.store_jobs;
@@ -203,9 +205,12 @@ void Directory::count_store(int group, Keys keys) {
 }
 
 // All that host memory has may wait: a caller may want to write only when much does.
-void Directory::want_on_disk(const std::vector<Entry*>& entries) {
-  for (Entry* entry : disk_open() ? entries : std::vector<Entry*>{}) {
-    if (entry->wanted_on_disk || disk_.find(entry->group, entry->key.view())) continue;
+void Directory::want_on_disk(const std::vector<Entry*>& entries, bool at_use) {
+  if (!disk_open()) return;
+  for (Entry* entry : entries) {
+    if (at_use && !admission_.at_later_use() && entry->failed_demotions == 0) continue;
+    if (entry->wanted_on_disk || entry->failed_demotions >= kMostDemotions) continue;
+    if (disk_.find(entry->group, entry->key.view())) continue;
     std::deque<std::string>& keys = waiting_[entry->group];
     const std::int64_t most = std::max(kMostWaiting, host_.pool().counts(entry->group).capacity);
     if (static_cast<std::int64_t>(keys.size()) >= most || entry->key.view().size() > kMostDiskKeyBytes) {

@@ -43,7 +43,9 @@ struct PlannedJob {
 struct Report {
   std::int64_t job;
   bool ok;
-  std::vector<std::int64_t> failed;  // positions of keys that failed in a job that is ok but for them
+  std::vector<std::int64_t> failed = {};  // positions of keys that failed in a job that is ok but for them
+  // Ascending positions, of those that failed, at which nothing was read or written: what lies there is as it was.
+  std::vector<std::int64_t> untried = {};
 };
 
 struct FinishedJob {
@@ -161,13 +163,17 @@ class Directory {
     bool failed = false, given_up = false;
   };
 
+  static Medium medium_of(JobKind kind) {
+    return kind == JobKind::demote || kind == JobKind::promote ? Medium::disk : Medium::device;
+  }
   bool disk_open() const { return disk_.pool().groups() > 0; }
   Tier& read_from(JobKind kind) { return kind == JobKind::promote ? disk_ : host_; }
   Tier& filled_by(JobKind kind) { return kind == JobKind::demote ? disk_ : host_; }
   void looked_up(const std::vector<Entry*>& in_host, const std::vector<Entry*>& on_disk);
   std::int64_t add_hold(std::vector<Entry*> entries);
   void count_store(int group, Keys keys);
-  void want_on_disk(const std::vector<Entry*>& entries);
+  // at_use: not because they were stored, so only those that a later use takes there.
+  void want_on_disk(const std::vector<Entry*>& entries, bool at_use);
   bool disk_has_room(int group) const;
   bool worth_a_write(const Entry* entry) const;
   std::int64_t add_job(Job job);
@@ -180,7 +186,7 @@ class Directory {
   const int ranks_;
   const std::string policy_;
   mutable std::mutex mutex_;
-  Tier host_{"host", /*recorded=*/false}, disk_{"disk_size", /*recorded=*/true};
+  Tier host_{"host", Medium::device}, disk_{"disk_size", Medium::disk, &host_};
   std::map<std::int64_t, Job> jobs_;  // by id, which is the order of planning
   std::unordered_map<std::int64_t, std::vector<Entry*>> holds_;
   AdmissionFilter admission_;

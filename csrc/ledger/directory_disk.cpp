@@ -54,7 +54,7 @@ PlannedJob Directory::plan_demote(int group, std::int64_t most, double now_secon
   for (std::int64_t left = most; left > 0 && !waiting.empty(); waiting.pop_front()) {
     const std::string& key = waiting.front();
     Entry* entry = host_.find(group, key);
-    const bool movable = entry && entry->state == EntryState::ready && !disk_.find(group, key);
+    const bool movable = entry && entry->state == EntryState::ready && !entry->being_demoted && !disk_.find(group, key);
     const bool admitted = movable && worth_a_write(entry);
     const bool affordable = admitted && budget_.allows(slot_bytes, now_seconds);
     Entry* record = affordable ? disk_.fill(group, key) : nullptr;
@@ -65,6 +65,7 @@ PlannedJob Directory::plan_demote(int group, std::int64_t most, double now_secon
     counters_.over_budget_keys += admitted && !affordable;
     left -= admitted;  // those over the budget too: the others may wait until it has more
     if (!record) continue;
+    entry->being_demoted = true;
     budget_.spend(slot_bytes);
     host_.own(entry), disk_.own(record);
     reads.push_back(entry), fills.push_back(record);

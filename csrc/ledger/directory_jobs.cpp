@@ -34,26 +34,23 @@ std::vector<FinishedJob> Directory::report(int rank, const std::vector<Report>& 
   return finished;
 }
 
-// What failed is a miss at once; the slots wait for the other ranks. A load or promotion that failed also says that
-// what it read cannot be trusted; a demotion that failed leaves host memory as it was.
+// What failed is a miss at once; the slots wait for the other ranks. A load that failed also says that what it read
+// cannot be trusted, and so does a promotion that read a record; a demotion that failed leaves host memory as it was.
 void Directory::fail(Job& job, const Report& report) {
-  const auto drop = [&](const std::vector<Entry*>& fills, const std::vector<Entry*>& reads) {
-    const std::int64_t filled = filled_by(job.kind).drop_all(fills);
-    const std::int64_t read = job.kind == JobKind::demote ? 0 : read_from(job.kind).drop_all(reads);
-    counters_.failed_keys += std::max(filled, read);
+  if (!report.ok) job.failed = true;
+  const auto fail_from = [&](std::size_t first, std::size_t end) {
+    std::vector<Entry*> fills, reads;
+    for (std::size_t i = first; i < end; ++i) {
+      const bool untried = std::ranges::binary_search(report.untried, static_cast<std::int64_t>(i));
+      const bool distrusted = job.kind == JobKind::load || (job.kind == JobKind::promote && !untried);
+      if (i < job.fills.size()) fills.push_back(job.fills[i]);
+      if (distrusted && i < job.reads.size()) reads.push_back(job.reads[i]);
+    }
+    counters_.failed_keys += std::max(filled_by(job.kind).drop_all(fills), read_from(job.kind).drop_all(reads));
   };
-  if (!report.ok) {
-    job.failed = true;
-    drop(job.fills, job.reads);
-    return;
-  }
-  for (const std::int64_t position : report.failed) {
-    const auto at = [&](const std::vector<Entry*>& entries) {
-      const bool has = position >= 0 && position < static_cast<std::int64_t>(entries.size());
-      return has ? std::vector<Entry*>{entries[position]} : std::vector<Entry*>{};
-    };
-    drop(at(job.fills), at(job.reads));
-  }
+  if (!report.ok) return fail_from(0, std::max(job.fills.size(), job.reads.size()));
+  for (const std::int64_t position : report.failed)
+    if (position >= 0) fail_from(static_cast<std::size_t>(position), static_cast<std::size_t>(position) + 1);
 }
 
 FinishedJob Directory::finish(std::int64_t id, Job& job) {
@@ -74,7 +71,7 @@ FinishedJob Directory::finish(std::int64_t id, Job& job) {
                         : job.kind == JobKind::promote ? counters_.promoted_keys
                                                        : counters_.demoted_keys;
   count += static_cast<std::int64_t>(ready.size());
-  if (job.kind == JobKind::store && admission_.at_store()) want_on_disk(ready);
+  if (job.kind == JobKind::store && admission_.at_store()) want_on_disk(ready, /*at_use=*/false);
   release_job(job);
   return {id, job.kind, ok, job.given_up};
 }
@@ -86,9 +83,13 @@ void Directory::hand_on_use(Entry& record, Entry& entry) {
 }
 
 void Directory::release_job(Job& job) {
+  for (std::size_t i = 0; job.kind == JobKind::demote && i < job.reads.size(); ++i) {
+    job.reads[i]->being_demoted = false;
+    if (job.fills[i]->state == EntryState::dead) ++job.reads[i]->failed_demotions;
+  }
   const auto release = [&](Tier& tier, const std::vector<Entry*>& entries) {
     for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
-      if (job.given_up) tier.end_quarantine(*entry);
+      if (job.given_up) tier.end_quarantine(*entry, medium_of(job.kind));
       tier.disown(*entry);
     }
   };
@@ -97,7 +98,8 @@ void Directory::release_job(Job& job) {
 }
 
 // A load's keys are dropped with it: their readers may hang in the copy. What a promotion reads on disk, and a demotion
-// in host memory, is as good as before.
+// in host memory, is as good as before, but its slot stays owned: a late demotion still writes its trailer there, and
+// what it writes to disk is believed by nobody.
 std::vector<FinishedJob> Directory::expire(double now_seconds) {
   std::lock_guard lock(mutex_);
   std::vector<FinishedJob> finished;
@@ -106,8 +108,8 @@ std::vector<FinishedJob> Directory::expire(double now_seconds) {
     job.given_up = true;
     counters_.failed_keys += filled_by(job.kind).drop_all(job.fills);
     if (job.kind == JobKind::load) counters_.failed_keys += host_.drop_all(job.reads);
-    for (Entry* entry : job.fills) filled_by(job.kind).quarantine(entry);
-    for (Entry* entry : job.reads) read_from(job.kind).quarantine(entry);
+    for (Entry* entry : job.fills) filled_by(job.kind).quarantine(entry, medium_of(job.kind));
+    for (Entry* entry : job.reads) read_from(job.kind).quarantine(entry, medium_of(job.kind));
     ++counters_.failed_jobs;
     ++counters_.expired_jobs;
     finished.push_back({id, job.kind, false, false});

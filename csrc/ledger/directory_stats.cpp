@@ -10,6 +10,12 @@ namespace {
 
 Status broken(const std::string& what) { return {Code::invalid, "broken invariant: " + what}; }
 
+struct Owners {
+  std::int32_t all = 0;
+  decltype(Entry::given_up_jobs) given_up_jobs{};
+  bool operator==(const Owners&) const = default;
+};
+
 TierStats stats_of(const Tier& tier) {
   TierStats stats;
   const SlotPool& pool = tier.pool();
@@ -61,25 +67,24 @@ Status Directory::check() const {
 
 // Every owner an entry counts is a job in flight or a hold, and the other way round.
 Status Directory::check_owners(const Tier& tier) const {
-  std::unordered_map<const Entry*, std::pair<int, int>> counted;  // owners, given-up jobs among them
-  const auto count = [&](const std::vector<Entry*>& entries, bool given_up) {
+  std::unordered_map<const Entry*, Owners> counted;
+  const auto count = [&](const std::vector<Entry*>& entries, const Job* job) {
     for (const Entry* entry : entries) {
-      ++counted[entry].first;
-      counted[entry].second += given_up;
+      ++counted[entry].all;
+      if (job && job->given_up) ++counted[entry].given_up_jobs[static_cast<std::size_t>(medium_of(job->kind))];
     }
   };
   for (const auto& [id, job] : jobs_) {
-    if (&tier == (job.kind == JobKind::promote ? &disk_ : &host_)) count(job.reads, job.given_up);
-    if (&tier == (job.kind == JobKind::demote ? &disk_ : &host_)) count(job.fills, job.given_up);
+    if (&tier == (job.kind == JobKind::promote ? &disk_ : &host_)) count(job.reads, &job);
+    if (&tier == (job.kind == JobKind::demote ? &disk_ : &host_)) count(job.fills, &job);
   }
   for (const auto& [id, entries] : holds_)
-    if (&tier == &host_) count(entries, false);
+    if (&tier == &host_) count(entries, nullptr);
   for (const SlotPool::Extent& extent : tier.pool().extents()) {
     for (std::int64_t i = 0; i < extent.usable; ++i) {
       const Entry* entry = &extent.entries[i];
       const auto found = counted.find(entry);
-      const auto [owners, given_up] = found == counted.end() ? std::pair{0, 0} : found->second;
-      if (owners != entry->owners || given_up != entry->given_up_jobs)
+      if ((found == counted.end() ? Owners{} : found->second) != Owners{entry->owners, entry->given_up_jobs})
         return broken("slot " + std::to_string(entry->slot) + " of group " + std::to_string(entry->group) +
                       " counts owners that are none");
       if (found != counted.end()) counted.erase(found);

@@ -23,20 +23,22 @@ struct Manifest::Worker {
   void run() noexcept;
   Status round(std::int64_t epochs) noexcept;
   Status ask(Request& request, Deadline deadline, const char* what);
+  void wake_if_due();
 
   const std::unique_ptr<ManifestLog> log;
   const std::chrono::duration<double> sync_seconds;
   std::mutex mutex;  // of all that follows
   std::condition_variable changed;
   Request flush, reset;
-  bool stop = false, stopped = false;
+  bool stop = false, stopped = false, due = false;
   std::thread thread;  // of the Manifest alone
 };
 
 void Manifest::Worker::run() noexcept {
   std::unique_lock lock(mutex);
   for (bool last = false; !last;) {
-    changed.wait_for(lock, sync_seconds, [&] { return stop || flush.pending() || reset.pending(); });
+    changed.wait_for(lock, sync_seconds, [&] { return stop || due || flush.pending() || reset.pending(); });
+    due = false;
     last = stop;
     const std::int64_t flushes = flush.asked, resets = reset.asked;
     const std::int64_t epochs = resets - reset.done;  // one for each call, also where a hanging disk let them pile up
@@ -103,10 +105,21 @@ ManifestOpening Manifest::take_opening() { return std::move(worker_->log->openin
 std::uint64_t Manifest::identity() const { return worker_->log->identity(); }
 std::int64_t Manifest::first_sequence() const { return worker_->log->first_sequence(); }
 
-void Manifest::free(int group, std::span<const std::int64_t> slots) { worker_->log->free(group, slots); }
+void Manifest::Worker::wake_if_due() {
+  if (!log->due()) return;
+  std::lock_guard lock(mutex);
+  due = true;
+  changed.notify_all();
+}
+
+void Manifest::free(int group, std::span<const std::int64_t> slots) {
+  worker_->log->free(group, slots);
+  worker_->wake_if_due();
+}
 
 void Manifest::commit(std::int64_t epoch, int group, std::span<const ManifestCommit> commits) {
   worker_->log->commit(epoch, group, commits);
+  worker_->wake_if_due();
 }
 
 Status Manifest::reset(Deadline deadline) { return worker_->ask(worker_->reset, deadline, "reset"); }

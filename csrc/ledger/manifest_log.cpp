@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <limits>
 #include <utility>
 
 namespace kvo {
@@ -12,6 +13,7 @@ namespace {
 
 // A file that waits for its compaction may grow by this many times compact_bytes: a million commits by default.
 constexpr std::int64_t kBurst = 16;
+constexpr std::int64_t kFreeBytes = 32;  // a record without a key
 
 std::uint64_t random_word() {
   std::uint64_t word = 0;
@@ -20,8 +22,9 @@ std::uint64_t random_word() {
   return word;
 }
 
-ManifestOptions with_boot(ManifestOptions options) {
+ManifestOptions completed(ManifestOptions options) {
   if (options.boot == 0) options.boot = boot_number();
+  if (options.most_bytes > 0) options.compact_bytes = std::min(options.compact_bytes, options.most_bytes / 16);
   return options;
 }
 
@@ -39,7 +42,12 @@ std::uint64_t boot_number() {
   return boot;
 }
 
-ManifestLog::ManifestLog(ManifestOptions options) : options_(with_boot(std::move(options))) {}
+ManifestLog::ManifestLog(ManifestOptions options) : options_(completed(std::move(options))) { name_none(); }
+
+void ManifestLog::name_none() {
+  named_.clear();
+  for (const std::int64_t slots : options_.slots) named_.emplace_back(static_cast<std::size_t>(slots));
+}
 
 Result<std::unique_ptr<ManifestLog>> ManifestLog::open(ManifestOptions options) {
   if (options.fingerprint.size() > kMostFingerprintBytes) {
@@ -67,6 +75,7 @@ Status ManifestLog::load() {
   if (scan) {
     KVO_TRY(copy_live(**old, header_.salt, *scan, writer, [&](const ManifestRecord& record) {
       opening_.chunks.push_back({std::string(record.key), record.group, record.slot, record.sequence});
+      named_[record.group][record.slot] = true;
     }));
   }
   KVO_TRY(writer.flush());
@@ -124,8 +133,7 @@ Status ManifestLog::publish(std::unique_lock<std::mutex>& lock, const ManifestHe
   file_.swap(fresh);
   header_ = header;
   end_ = end;
-  compact_at_ = 2 * end + options_.compact_bytes;
-  most_bytes_ = 2 * compact_at_ + kBurst * options_.compact_bytes;
+  set_limits();
   stats_.off.clear();
   removed_ = false;
   lock.unlock();
@@ -135,6 +143,19 @@ Status ManifestLog::publish(std::unique_lock<std::mutex>& lock, const ManifestHe
   // Which of the two files comes back after a power cut is not known: neither may.
   if (!status.ok()) turn_off(status.message());
   return status;
+}
+
+// A file that replaces one is never longer than that, so half of what both may have is the most.
+void ManifestLog::set_limits() {
+  compact_at_ = 2 * end_ + options_.compact_bytes;
+  most_bytes_ = 2 * compact_at_ + kBurst * options_.compact_bytes;
+  commits_end_ = std::numeric_limits<std::int64_t>::max();
+  if (options_.most_bytes == 0) return;
+  most_bytes_ = std::min(most_bytes_, options_.most_bytes / 2);
+  std::int64_t frees_bytes = 0;  // of all that can be named, each with a mark of its own
+  for (const std::int64_t slots : options_.slots) frees_bytes += slots * 2 * kFreeBytes;
+  commits_end_ = most_bytes_ - std::min(frees_bytes, most_bytes_ / 2);
+  compact_at_ = std::max(std::min(compact_at_, commits_end_ / 4 * 3), end_ + options_.compact_bytes / 4);
 }
 
 void ManifestLog::free(int group, std::span<const std::int64_t> slots) {
@@ -151,8 +172,13 @@ void ManifestLog::commit(std::int64_t epoch, int group, std::span<const Manifest
     return;
   }
   records_.clear();
+  std::int64_t end = end_;
   for (const ManifestCommit& chunk : commits) {
-    add({RecordKind::commit, group, chunk.slot, chunk.sequence, chunk.key});
+    end += kFreeBytes + round_up(static_cast<std::int64_t>(chunk.key.size()), 8);
+    if (end > commits_end_)
+      ++stats_.dropped_records;
+    else
+      add({RecordKind::commit, group, chunk.slot, chunk.sequence, chunk.key});
   }
   append();
 }
@@ -164,6 +190,9 @@ void ManifestLog::add(const ManifestRecord& record) {
     ++stats_.dropped_records;
     return;
   }
+  auto named = named_[record.group][record.slot];
+  if (record.kind == RecordKind::free && !named) return;  // there is nothing to take back
+  named = record.kind == RecordKind::commit;
   records_.push_back(record);
   header_.next_sequence = std::max(header_.next_sequence, record.sequence + 1);
 }
@@ -202,6 +231,11 @@ void ManifestLog::close() {
   std::lock_guard lock(mutex_);
   closed_ = removed_ = true;
   if (stats_.off.empty()) stats_.off = "the manifest is closed";
+}
+
+bool ManifestLog::due() const {
+  std::lock_guard lock(mutex_);
+  return stats_.off.empty() && end_ >= compact_at_;
 }
 
 ManifestStats ManifestLog::stats() const {

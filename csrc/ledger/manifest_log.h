@@ -28,7 +28,11 @@ struct ManifestOptions {
   std::function<Status()> sync_data;
   double sync_seconds = 0.5;             // between two syncs; durable is at most this and one sync later
   std::int64_t compact_bytes = 4 * MiB;  // rewritten when it has doubled and grown by this
-  std::uint64_t boot = 0;                // 0: the system's
+  // The file and the one that takes its place never have more together; 0: no limit. Where that is little,
+  // compact_bytes is less, and where compaction does not keep up commits are dropped: their keys a miss after a
+  // restart.
+  std::int64_t most_bytes = 0;
+  std::uint64_t boot = 0;  // 0: the system's
   FileSystem* files = &real_files();
 };
 
@@ -55,7 +59,7 @@ struct ManifestOpening {
 struct ManifestStats {
   std::int64_t bytes = 0, epoch = 0, commits = 0, frees = 0;
   std::int64_t stale_commits = 0;    // of an epoch that is over
-  std::int64_t dropped_records = 0;  // the manifest is off, or there is no such slot
+  std::int64_t dropped_records = 0;  // the manifest is off or has no room, or there is no such slot
   std::int64_t undurable_records = 0;
   std::int64_t syncs = 0, failed_syncs = 0, compactions = 0, failed_compactions = 0;
   std::string off;      // why nothing is written any more: after a restart all is a miss. Empty: it is on
@@ -81,6 +85,7 @@ class ManifestLog {
   // that the medium has held up.
   void close();
   ManifestStats stats() const;
+  bool due() const;  // it should be compacted
 
   // One thread. After maintain() all that was appended before is durable, or the Status says why not.
   Status maintain();
@@ -91,6 +96,8 @@ class ManifestLog {
 
   std::string path() const { return options_.directory + "/manifest"; }
   std::string new_path() const { return path() + ".new"; }
+  void name_none();
+  void set_limits();  // with the lock held, of a file that is new
   Status load();
   // What of `old` is believed; empty: nothing.
   std::optional<ManifestScan> read(File& old);
@@ -117,11 +124,12 @@ class ManifestLog {
   ManifestHeader header_;
   std::unique_ptr<File> file_;  // replaced by the maintaining thread alone
   std::int64_t end_ = 0;
-  std::int64_t compact_at_ = 0, most_bytes_ = 0;
-  std::int64_t appended_ = 0, durable_ = 0;  // records
+  std::int64_t compact_at_ = 0, most_bytes_ = 0, commits_end_ = 0;  // commits_end_: from here on only frees
+  std::int64_t appended_ = 0, durable_ = 0;                         // records
   bool closed_ = false;
-  bool removed_ = false;                 // of a manifest that is off: its file is gone
-  std::vector<ManifestRecord> records_;  // of the call in hand
+  bool removed_ = false;                  // of a manifest that is off: its file is gone
+  std::vector<std::vector<bool>> named_;  // per group and slot: the file has a commit that counts
+  std::vector<ManifestRecord> records_;   // of the call in hand
   std::vector<std::byte> buffer_;
   ManifestStats stats_;
 };

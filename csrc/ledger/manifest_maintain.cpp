@@ -16,10 +16,8 @@ Status call(const std::function<Status()>& sync_data) try {
 }  // namespace
 
 Status ManifestLog::maintain() {
-  std::unique_lock lock(mutex_);
-  const bool compact_now = stats_.off.empty() && end_ >= compact_at_;
-  lock.unlock();
-  if (compact_now) {
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (due()) {
     const Status status = compact();
     lock.lock();
     ++(status.ok() ? stats_.compactions : stats_.failed_compactions);
@@ -110,6 +108,7 @@ Status ManifestLog::reset(std::int64_t epochs) {
     KVO_TRY((*fresh)->sync());
     std::unique_lock lock(mutex_);
     durable_ = appended_;  // all of it is over
+    name_none();
     return publish(lock, header, std::move(*fresh), kManifestHeaderBytes);
   };
   const Status status = begin();

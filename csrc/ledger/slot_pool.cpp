@@ -94,6 +94,7 @@ void SlotPool::give(Entry* entry) {
   entry->key.clear();
   entry->state = EntryState::free;
   entry->wanted_on_disk = false;
+  entry->failed_demotions = 0;
   extent.free.push_back(*entry);
   with_free_[entry->group].insert(static_cast<int>(&extent - extents_.data()));
   --extent.used;
@@ -108,16 +109,18 @@ void SlotPool::remove_owner(Entry* entry) {
   if (--entry->owners == 0) --extent_of(entry).owned;
 }
 
-void SlotPool::quarantine(Entry* entry) {
-  if (entry->given_up_jobs++ > 0) return;
-  ++counts_[entry->group].quarantined;
-  quarantined_bytes_ += plan_.slot_bytes[entry->group];
+void SlotPool::quarantine(Entry* entry, Medium by) {
+  const auto medium = static_cast<std::size_t>(by);
+  const std::int64_t bytes = plan_.slot_bytes[entry->group];
+  if (!entry->quarantined()) ++counts_[entry->group].quarantined, quarantined_bytes_ += bytes;
+  if (entry->given_up_jobs[medium]++ == 0) bytes_hung_[medium] += bytes;
 }
 
-void SlotPool::end_quarantine(Entry* entry) {
-  if (--entry->given_up_jobs > 0) return;
-  --counts_[entry->group].quarantined;
-  quarantined_bytes_ -= plan_.slot_bytes[entry->group];
+void SlotPool::end_quarantine(Entry* entry, Medium by) {
+  const auto medium = static_cast<std::size_t>(by);
+  const std::int64_t bytes = plan_.slot_bytes[entry->group];
+  if (--entry->given_up_jobs[medium] == 0) bytes_hung_[medium] -= bytes;
+  if (!entry->quarantined()) --counts_[entry->group].quarantined, quarantined_bytes_ -= bytes;
 }
 
 int SlotPool::extent_to_empty(int group) const {

@@ -1,5 +1,6 @@
 // Which slots exist, which group an extent is lent to, and which slots are free, used or quarantined. It knows no keys.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -41,8 +42,9 @@ class SlotPool {
 
   void add_owner(Entry* entry);
   void remove_owner(Entry* entry);
-  void quarantine(Entry* entry);
-  void end_quarantine(Entry* entry);
+  // An owner of the entry is past its deadline, and hangs in `by`.
+  void quarantine(Entry* entry, Medium by);
+  void end_quarantine(Entry* entry, Medium by);
 
   // The extent to empty for `group`: of the richest group (if it has more extents than `group`), without owners, the
   // one that loses the fewest keys. -1: none.
@@ -54,6 +56,7 @@ class SlotPool {
   const ExtentPlan& plan() const { return plan_; }
   std::int64_t ready_bytes() const { return ready_bytes_; }
   std::int64_t quarantined_bytes() const { return quarantined_bytes_; }
+  std::int64_t quarantined_bytes(Medium by) const { return bytes_hung_[static_cast<std::size_t>(by)]; }
   std::int64_t free_extents() const { return static_cast<std::int64_t>(unlent_.size()); }
   const std::vector<Extent>& extents() const { return extents_; }
   const SlotCounts& counts(int group) const { return counts_[group]; }
@@ -67,6 +70,7 @@ class SlotPool {
   std::int64_t total_bytes_ = 0;
   std::int64_t ready_bytes_ = 0;
   std::int64_t quarantined_bytes_ = 0;
+  std::array<std::int64_t, kMediums> bytes_hung_{};  // quarantined, by medium; some in both
   std::vector<Extent> extents_;
   std::set<int> unlent_;                  // lowest first: what was pinned first is used first
   std::vector<std::set<int>> with_free_;  // per group: its extents that have free slots

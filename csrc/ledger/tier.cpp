@@ -52,8 +52,9 @@ bool Tier::serves(int group) const {
   return group >= 0 && group < static_cast<int>(groups_.size()) && !over_quarantine();
 }
 
-// More than 5 % of the tier waits for ranks that do not report: something is badly wrong, so stop handing out more.
-bool Tier::over_quarantine() const { return pool_.quarantined_bytes() * 20 > pool_.ready_bytes(); }
+// Something is badly wrong with the medium, so stop handing out more. A disk that hangs holds slots of host memory,
+// too: that is the disk's fault and switches it off, while host memory goes on with what is left.
+bool Tier::over_quarantine() const { return hung(medium_) || (beside_ && beside_->hung(medium_)); }
 
 std::vector<Entry*> Tier::leading_ready(int group, Keys keys) const {
   std::vector<Entry*> entries;
@@ -170,7 +171,7 @@ void Tier::bury(Entry* entry, bool evicted) {
   if (entry->state == EntryState::ready) {
     --groups_[entry->group].ready_keys;
     policy_of(entry).erase(*entry, hash_of(entry), evicted);
-    if (recorded_) freed_.push_back({entry->group, entry->slot});
+    if (medium_ == Medium::disk) freed_.push_back({entry->group, entry->slot});
   }
   entry->state = EntryState::dead;
   if (entry->owners == 0) pool_.give(entry);

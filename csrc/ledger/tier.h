@@ -36,14 +36,16 @@ class Tier {
     std::int64_t ready_keys = 0;
   };
 
-  // `name` is for messages, and names the option that sets its size. `recorded`: slots whose ready key went are kept in
-  // freed(), for a manifest.
-  Tier(const char* name, bool recorded) : name_(name), recorded_(recorded) {}
+  // `name` is for messages, and names the option that sets its size. `medium`: what the tier needs to work; of the
+  // disk, slots whose ready key went are kept in freed(), for a manifest. `beside`: a tier whose slots its jobs hold as
+  // well.
+  Tier(const char* name, Medium medium, const Tier* beside = nullptr) : name_(name), medium_(medium), beside_(beside) {}
 
   // `policy`: a name that make_policy() knows.
   Status open(std::int64_t bytes, const std::vector<std::int64_t>& slot_bytes, std::string_view policy);
   void grow(std::int64_t ready_bytes);
   bool serves(int group) const;
+  // More than 5 % of it, or of the tier beside it, waits for ranks that do not report jobs of this tier's medium.
   bool over_quarantine() const;
 
   Entry* find(int group, std::string_view key) const { return groups_[group].map.find(key); }
@@ -74,8 +76,8 @@ class Tier {
 
   void own(Entry* entry);
   void disown(Entry* entry);
-  void quarantine(Entry* entry) { pool_.quarantine(entry); }
-  void end_quarantine(Entry* entry) { pool_.end_quarantine(entry); }
+  void quarantine(Entry* entry, Medium by) { pool_.quarantine(entry, by); }
+  void end_quarantine(Entry* entry, Medium by) { pool_.end_quarantine(entry, by); }
   // From here on the key is a miss; the slot is free once nobody owns it.
   void drop(Entry* entry);
   std::int64_t drop_all(const std::vector<Entry*>& entries);  // how many were not dead yet
@@ -91,6 +93,7 @@ class Tier {
 
  private:
   void tell_capacities();
+  bool hung(Medium by) const { return pool_.quarantined_bytes(by) * 20 > pool_.ready_bytes(); }
   Entry* take_slot(int group);
   EvictionPolicy& policy_of(const Entry* entry) { return *groups_[entry->group].policy; }
   void bury(Entry* entry, bool evicted);
@@ -98,7 +101,8 @@ class Tier {
   Status check_group(int group) const;
 
   const char* const name_;
-  const bool recorded_;
+  const Medium medium_;
+  const Tier* const beside_;
   SlotPool pool_;
   std::vector<Group> groups_;
   std::int64_t evicted_keys_ = 0;

@@ -1,4 +1,5 @@
 // The recount that tests hold a tier to.
+#include <algorithm>
 #include <string>
 
 #include "ledger/tier.h"
@@ -33,7 +34,8 @@ Status Tier::check_group(int index) const {
     for (std::int64_t i = 0; i < extent.usable; ++i) {
       const Entry& entry = extent.entries[i];
       const bool visible = entry.state == EntryState::filling || entry.state == EntryState::ready;
-      if (entry.group != index || entry.owners < 0 || entry.given_up_jobs < 0 || entry.given_up_jobs > entry.owners)
+      if (entry.group != index || entry.owners < 0 || std::ranges::min(entry.given_up_jobs) < 0 ||
+          entry.given_up(Medium::device) + entry.given_up(Medium::disk) > entry.owners)
         return broken(name + "owners of slot " + std::to_string(entry.slot));
       if (pool_.plan().offset_of(index, entry.slot) + pool_.plan().slot_bytes[index] > pool_.ready_bytes())
         return broken(name + "slot " + std::to_string(entry.slot) + " ends behind the ready bytes");
@@ -43,7 +45,7 @@ Status Tier::check_group(int index) const {
         return broken(name + "slot " + std::to_string(entry.slot) + " leaked");
       used += entry.state != EntryState::free;
       owned += entry.owners > 0;
-      counted.quarantined += entry.given_up_jobs > 0;
+      counted.quarantined += entry.quarantined();
       in_map += visible;
       ready += entry.state == EntryState::ready;
       evictable += entry.state == EntryState::ready && entry.owners == 0;

@@ -32,13 +32,18 @@ enum class DiskOutcome { done, io_error, cut_short, checksum, identity, stale, d
 inline constexpr std::array kDiskOutcomes = {"done",  "io_error", "cut_short", "checksum", "identity",
                                              "stale", "deadline", "off",       "closed"};
 
+inline bool is_untried(DiskOutcome outcome) {
+  return outcome == DiskOutcome::deadline || outcome == DiskOutcome::off || outcome == DiskOutcome::closed;
+}
+
 struct DiskJobResult {
   std::int64_t id = 0;
   DiskJobKind kind = DiskJobKind::promote;
-  std::int64_t bytes = 0;            // of the records that made it
-  double seconds = 0;                // since it was submitted
-  std::vector<std::int64_t> failed;  // positions of the others
-  std::string error;                 // of the one that ended first
+  std::int64_t bytes = 0;             // of the records that made it
+  double seconds = 0;                 // since it was submitted
+  std::vector<std::int64_t> failed;   // positions of the others
+  std::vector<std::int64_t> untried;  // of these, those for which the disk was never asked: it is as before
+  std::string error;                  // of the one that ended first
 };
 
 struct DiskStats {

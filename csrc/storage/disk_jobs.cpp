@@ -90,9 +90,11 @@ void DiskJobs::end_locked(const Taken& taken, DiskOutcome outcome, const std::st
   } else {
     if (running.result.failed.empty()) running.result.error = error;
     running.result.failed.push_back(static_cast<std::int64_t>(taken.position));
+    if (is_untried(outcome)) running.result.untried.push_back(static_cast<std::int64_t>(taken.position));
   }
   if (--running.left > 0) return;
-  std::sort(running.result.failed.begin(), running.result.failed.end());
+  std::ranges::sort(running.result.failed);
+  std::ranges::sort(running.result.untried);
   running.result.seconds = std::chrono::duration<double>(Clock::now() - running.began).count();
   finished_.push_back(std::move(running.result));
   --jobs_;

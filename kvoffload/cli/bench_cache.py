@@ -114,7 +114,7 @@ def run(requests: list[Request], tokens_per_block: int, settle: bool, options: d
     longest = max(len(request.block_ids) for request in requests)
     device = Device(dataclasses.replace(LLAMA_3_1_8B, tokens_per_block=tokens_per_block), longest)
     began = time.perf_counter()
-    with KVCache(device.layout, background=False, **options) as played:
+    with KVCache(device.layout, background=False, worth_loading="always", **options) as played:
         replay = Replay(device, played, TOKENS_PER_TRACE_BLOCK)
         columns = TextColumn("playing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:

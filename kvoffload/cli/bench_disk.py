@@ -22,9 +22,9 @@ from kvoffload.cli.disk_report import WAYS, DiskCell, DiskReport, Pairs, as_dict
 from kvoffload.cli.disk_rig import DiskRig, free_bytes
 from kvoffload.cli.fio import Fio
 from kvoffload.cli.options import check_files, number_of
-from kvoffload.cli.sizing import available_bytes
 from kvoffload.config import format_size, parse_size
 from kvoffload.errors import InvalidInput, KVOffloadError, Unsupported
+from kvoffload.free_memory import available_bytes
 
 IO = ("io_uring", "threads")
 LEAST_RECORD_BYTES, MOST_RECORD_BYTES, ALIGN_BYTES = 4096, 1 << 30, 4096

@@ -22,9 +22,10 @@ from kvoffload.cli.options import PATHS, Options, check_files, directions_of, mi
 from kvoffload.cli.plot import save_plot
 from kvoffload.cli.report import Disturbance, Report, as_dict, describe_machine, show
 from kvoffload.cli.rig import DIRECTIONS, RAW_PATHS, Rig
-from kvoffload.cli.sizing import LEAST_CUDA_ARENA_BYTES, Row, available_bytes, fit, make_row
+from kvoffload.cli.sizing import LEAST_CUDA_ARENA_BYTES, Row, fit, make_row
 from kvoffload.config import format_size, parse_size
 from kvoffload.errors import InvalidInput, KVOffloadError, Unsupported
+from kvoffload.free_memory import available_bytes
 
 SIZES = "4KiB,16KiB,64KiB,256KiB,512KiB,2MiB,16MiB"
 UNBOUNDED_BYTES = 1 << 62

@@ -125,7 +125,7 @@ def play_and_tell(trace: list[Request], setting: Setting, pipe: Connection) -> N
     try:
         with KVCache(
             device.layout, setting.host, disk=setting.disk, disk_size=setting.disk_size, write_through=True,
-            background=False,
+            background=False, worth_loading="always",
         ) as cache:  # fmt: skip
             known_blocks = cache.stats()["disk"]["ready_keys"]
             replay = Replay(device, cache, TOKENS_PER_TRACE_BLOCK)

@@ -109,7 +109,7 @@ class DiskRig:
                 self._submit(write, following, slot)
                 following += 1
             self._tier.wait(WAIT_SECONDS)
-            for job, _, seconds, error, failed in self._tier.poll():
+            for job, _, seconds, error, failed, _ in self._tier.poll():
                 if failed:
                     raise KVOffloadError(f"record {job} failed: {error}")
                 latencies.append(seconds)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from kvoffload import _C
 from kvoffload.cli.models import Shape
@@ -100,22 +99,3 @@ def usable_slots(arena_bytes: int, slot_bytes: Sequence[int]) -> list[list[int]]
         ]
         for group in range(len(slot_bytes))
     ]
-
-
-def available_bytes(proc_root: str = "/proc", cgroup_root: str = "/sys/fs/cgroup") -> int:
-    """Memory that may be taken: MemAvailable, or what the cgroup leaves where that is less. Advice, not a limit."""
-    available = 8 << 30
-    for line in _lines(Path(proc_root, "meminfo")):
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) << 10
-    limit, used = (_lines(Path(cgroup_root, f"memory.{name}")) for name in ("max", "current"))
-    if limit and used and limit[0].isdigit() and used[0].isdigit():
-        available = min(available, max(0, int(limit[0]) - int(used[0])))
-    return available
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

@@ -14,10 +14,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.platforms import current_platform
 
 from kvoffload.errors import Unsupported
-from kvoffload.vllm import start, support
+from kvoffload.layout import KVLayout
+from kvoffload.vllm import recipe, start, support
+from kvoffload.vllm.log_lines import show_log_lines
 from kvoffload.vllm.metadata import Greeting, StepPlan
+from kvoffload.vllm.metrics import KVOffloadPromMetrics
 from kvoffload.vllm.options import Options
 from kvoffload.vllm.scheduler import LedgerHalf
+from kvoffload.vllm.stats import Changes, KVOffloadStats, ledger_values, mover_values
 from kvoffload.vllm.tensors import cross_layer_layout_of, layout_of
 from kvoffload.vllm.worker import Ended, MoverHalf
 
@@ -44,11 +48,15 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._options = Options.parse(self._kv_transfer_config.kv_connector_extra_config)
+        show_log_lines()
+        given = self._kv_transfer_config.kv_connector_extra_config
+        self._options = Options.parse(given)
         support.check_config(vllm_config, kv_cache_config)
         self._half: LedgerHalf | MoverHalf | None = None
         self._ended = Ended()
+        self._changes = Changes("ledger")
         if role == KVConnectorRole.SCHEDULER:
+            start.log_notes(recipe.translate(given)[1])
             self._half = start.make_ledger_half(self._options, vllm_config, kv_cache_config)
 
     @property
@@ -68,6 +76,29 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def shutdown(self) -> None:
         if self._half is not None:
             self._half.close()
+
+    # ---- seen from outside
+
+    def get_kv_connector_stats(self) -> KVOffloadStats | None:
+        """What changed on this half since the last call; vLLM asks both in each step."""
+        if self._half is None:
+            return None
+        values = ledger_values(self._half) if isinstance(self._half, LedgerHalf) else mover_values(self._half)
+        return self._changes.since_last(*values)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVOffloadStats:
+        return KVOffloadStats({} if data is None else data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVOffloadPromMetrics:
+        return KVOffloadPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # ---- what we are
 
@@ -93,12 +124,15 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- worker: start
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        layout = layout_of(kv_caches, self._kv_cache_config, self._options.blocks_per_chunk)
-        self._half = start.make_mover_half(self._options, self._vllm_config, layout)
+        self._serve(layout_of(kv_caches, self._kv_cache_config, self._options.blocks_per_chunk))
 
     def register_cross_layers_kv_cache(self, kv_cache: torch.Tensor, attn_backend: type[Any]) -> None:
-        layout = cross_layer_layout_of(kv_cache, attn_backend, self._kv_cache_config, self._options.blocks_per_chunk)
+        blocks_per_chunk = self._options.blocks_per_chunk
+        self._serve(cross_layer_layout_of(kv_cache, attn_backend, self._kv_cache_config, blocks_per_chunk))
+
+    def _serve(self, layout: KVLayout) -> None:
         self._half = start.make_mover_half(self._options, self._vllm_config, layout)
+        self._changes = Changes(f"rank {self._half.mover.rank}")
 
     def get_handshake_metadata(self) -> Greeting:
         return start.greeting_of(self.mover_half.mover)
@@ -178,7 +212,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return self.ledger_half.has_pending_work()
 
     def take_events(self) -> Iterable[Any]:
-        return ()
+        return self.ledger_half.take_events()
 
     def reset_cache(self) -> bool:
         return self.ledger_half.reset()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from kvoffload.ledger_disk import LedgerDir
 from kvoffload.messages import FinishedJob, Hello, Job
 from kvoffload.vllm.metadata import StepPlan
 from kvoffload.vllm.requests import RequestState
+from kvoffload.worth import Worth
 
 logger = init_logger("vllm.kvoffload")
 
@@ -27,10 +27,8 @@ CLOSE_SECONDS = 5.0
 class DiskPlans:
     """Plans promotions and demotions, and collects them for the next step. Jobs are told of by `ended`."""
 
-    def __init__(
-        self, ledger: Ledger, directory: LedgerDir, hello: Hello, write_through: bool, counters: Counter[str]
-    ) -> None:
-        self._ledger, self._directory, self._counters = ledger, directory, counters
+    def __init__(self, ledger: Ledger, directory: LedgerDir, hello: Hello, write_through: bool, worth: Worth) -> None:
+        self._ledger, self._directory, self._worth, self._counters = ledger, directory, worth, worth.counters
         self._promotions: list[Job] = []
         self._demotions: list[Job] = []
         self._write_back = WriteBack(ledger, hello, write_through, self._demotions.append)
@@ -46,7 +44,7 @@ class DiskPlans:
         promotion of this call or of somebody else, or will be when other promotions have ended.
         """
         on_their_way = False
-        for group in groups:
+        for group in groups if not state.disk_failed else ():
             first = state.local_tokens // group.tokens_per_chunk
             here, end = hit.host_tokens // group.tokens_per_chunk, hit.tokens // group.tokens_per_chunk
             keys = group.keys[here - first : end - first]
@@ -60,6 +58,7 @@ class DiskPlans:
         job = self._ledger.plan_promote(keys[:room], group)
         if job is not None:
             self._promoting[job.id] = (state, job)
+            self._worth.began(job)
             self._promoting_keys += len(job.keys)
             self._promotions.append(job)
             state.promotions.add(job.id)
@@ -75,6 +74,7 @@ class DiskPlans:
         if state is None or promotion is None:
             return
         self._promoting_keys -= len(promotion.keys)
+        state.disk_failed |= not job.ok
         if job.id in state.promotions:
             state.promotions.discard(job.id)
             state.holds.append(self._ledger.hold(promotion.keys, promotion.group))

@@ -10,6 +10,7 @@ from kvoffload.ledger import Ledger
 from kvoffload.vllm.disk_plans import DiskPlans
 from kvoffload.vllm.groups import ChunkGroup
 from kvoffload.vllm.requests import Answer, RequestState
+from kvoffload.worth import Worth
 
 
 class Lookup:
@@ -25,16 +26,18 @@ class Lookup:
         groups: Sequence[ChunkGroup],
         unit_tokens: int,
         deadline_seconds: float,
-        counters: Counter[str],
+        worth: Worth,
         disk: DiskPlans | None = None,
     ) -> None:
         self.generation = 0
+        self.busy = False  # the GPU had no time left in the last step
         self.joins = True  # False without vLLM's own prefix cache: what is loaded for another request is no hit there
         self._ledger = ledger
         self._groups = groups
         self._unit_tokens = unit_tokens
         self._deadline_seconds = deadline_seconds
-        self._counters = counters
+        self._worth = worth
+        self._counters: Counter[str] = worth.counters
         self._disk = disk
         self._loading: list[dict[bytes, str]] = [{} for _ in groups]  # per group: key -> the request it is loaded for
         self._parked: set[str] = set()  # requests whose load is done; they hold blocks and wait to be admitted
@@ -98,16 +101,35 @@ class Lookup:
         groups = [group.keys_between(request.block_hashes, local, most) for group in self._groups]
         hold, hit = self._ledger.hold_groups(groups, local)
         state.holds.append(hold)
-        if patient and (
-            self._is_loading(state, groups)
-            or self._is_storing(state, groups, hit.host_tokens)
-            or self._is_on_disk(state, groups, hit)
-        ):
+        if patient and (self._is_loading(state, groups) or self._is_storing(state, groups, hit.host_tokens)):
             return None, False
-        if hit.host_tokens <= local:
+        worth_tokens = self._worth_tokens(state, hit)
+        if patient and worth_tokens > hit.host_tokens and self._is_on_disk(state, groups, hit):
+            return None, False
+        if min(worth_tokens, hit.host_tokens) <= local:
             state.release_holds()
             return 0, False
         return hit.host_tokens - local, True
+
+    def _worth_tokens(self, state: RequestState, hit: GroupHit) -> int:
+        """Up to where the hit is worth loading. Once it was, it stays so until the request runs: it may have waited."""
+        if hit.tokens <= max(state.accepted_tokens, state.local_tokens):
+            return hit.tokens
+        # One that was offered a hit and is asked about again waits for blocks.
+        busy = self.busy or state.offered
+        best = self._worth.best_end(state.local_tokens, hit.host_tokens, hit.tokens, busy=busy)
+        if best < hit.tokens:
+            tried = state.verdict[3] if state.verdict else self._worth.try_anyway()
+            state.verdict = (best, hit.host_tokens, hit.tokens, tried)
+            return hit.tokens if tried else best
+        state.accepted_tokens, state.verdict = best, None
+        return best
+
+    def count_verdict(self, state: RequestState) -> None:
+        """Blocks were given out: what was refused is computed."""
+        if state.verdict is not None:
+            best, host_tokens, tokens, tried = state.verdict
+            self._worth.count(best, host_tokens, tokens, tried=tried)
 
     def _is_loading(self, state: RequestState, groups: Sequence[GroupKeys]) -> bool:
         """A load of the same keys for somebody else soon is a local hit."""

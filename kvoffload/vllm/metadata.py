@@ -57,9 +57,11 @@ class WorkerReport(KVConnectorWorkerMetadata):
 class Greeting(KVConnectorHandshakeMetadata):
     """Each worker's Hello, collected by vLLM after the KV tensors were registered and before anything is served.
 
-    With a disk `fingerprint` names the directory of what is kept, and `data_files` are this rank's slabs.
+    With a disk `fingerprint` names the directory of what is kept, `data_files` are this rank's slabs, and `disk_io`
+    says how these are read and written.
     """
 
     hello: Hello
     fingerprint: str = ""
     data_files: tuple[str, ...] = ()
+    disk_io: str = ""

@@ -12,6 +12,8 @@ from kvoffload.disk import DiskOptions
 from kvoffload.errors import InvalidInput
 from kvoffload.ledger import POLICIES, Admission, Policy
 from kvoffload.paths import RING_MOST_BYTES, check_path, check_ring
+from kvoffload.vllm import recipe
+from kvoffload.worth import WorthLoading, check_worth_loading
 
 WHERE = "kv_connector_extra_config"
 DISK_OPTIONS = ("disk_size", "disk_io", "disk_network")  # `Options.disk` holds these
@@ -22,7 +24,7 @@ NEED_DISK = (*DISK_OPTIONS, "write_through", "admission", "disk_writes_per_day")
 class Options:
     """Checked options; every field is one option, but that `disk` also holds disk_size, disk_io and disk_network.
 
-    host: bytes of host memory on each node, divided over the ranks of that node.
+    host: bytes of host memory on each node, divided over the ranks of that node; None: half of what is free at start.
     blocks_per_chunk: blocks moved and kept together; None: the smallest that gives a slot of at least 512 KiB.
     deadline_seconds: how long a transfer may take before its keys count as a miss, and how long a request waits for
         somebody else's.
@@ -30,13 +32,14 @@ class Options:
     path, ring, calibrate: as Mover's; ring: bytes of each GPU's memory, 0 for none.
     disk: directories and, like `host`, bytes on each node; None: no disk. write_through, admission: as KVCache's.
     disk_writes_per_day: bytes on each node, divided like `disk_size`; None: any number.
+    worth_loading: as KVCache's, but that vLLM's own steps say what prefill costs.
 
     >>> options = Options.parse({"host": "1GiB", "ring": "64MiB"})
     >>> options.host, options.ring, options.policy
     (1073741824, 67108864, 'adaptive')
     """
 
-    host: int
+    host: int | None = None
     blocks_per_chunk: int | None = None
     deadline_seconds: float = 30.0
     policy: Policy = "adaptive"
@@ -47,15 +50,13 @@ class Options:
     write_through: bool = False
     admission: Admission = "all"
     disk_writes_per_day: int | None = None
+    worth_loading: WorthLoading = "auto"
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Options:
-        """Raises InvalidInput that names the option, what was given and what is allowed."""
-        check_options(given, [*(field.name for field in fields(cls)), *DISK_OPTIONS], WHERE)
-        if "host" not in given:
-            raise InvalidInput(
-                f"{WHERE} lacks the option 'host': host memory per node for KV, in bytes or like \"64GiB\""
-            )
+        """Also knows the names in `recipe`. Raises InvalidInput: the option, what was given and what is allowed."""
+        check_options(given, [*(field.name for field in fields(cls)), *DISK_OPTIONS, *recipe.WORDS], WHERE)
+        given, _ = recipe.translate(given)
         chunk = given.get("blocks_per_chunk")
         if chunk is not None and (type(chunk) is not int or chunk < 1):
             raise InvalidInput(f"option 'blocks_per_chunk' is {chunk!r}; allowed: an integer >= 1, or none (automatic)")
@@ -66,7 +67,7 @@ class Options:
         if policy not in POLICIES:
             raise InvalidInput(f"option 'policy' is {policy!r}; allowed: {', '.join(POLICIES)}")
         return cls(
-            parse_size(given["host"], "host"),
+            parse_size(given["host"], "host") if given.get("host") is not None else None,
             chunk,
             float(seconds),
             policy,
@@ -74,6 +75,7 @@ class Options:
             check_ring(given.get("ring", RING_MOST_BYTES)),
             check_flag(given.get("calibrate", True), "calibrate"),
             *_parse_disk(given),
+            check_worth_loading(given.get("worth_loading", "auto")),
         )
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 Answer = tuple[int | None, bool]  # of get_num_new_matched_tokens
+Verdict = tuple[int, int, int, bool]  # tokens worth loading, in host memory, in all, and whether all is tried anyway
 Stamp = tuple[int, int, int]  # local tokens, tokens of the request, generation of the ledger
 
 
@@ -27,6 +28,7 @@ class RequestState:
 
     request: Request
     local_tokens: int = 0
+    queried_tokens: int = 0  # of a lookup, until blocks are given out: to be counted once
     table: list[list[int]] = field(default_factory=list)
     next_chunk: list[int] = field(default_factory=list)
     next_tokens: float = math.inf
@@ -34,11 +36,15 @@ class RequestState:
     muted: bool = False
     holds: list[Hold] = field(default_factory=list)
     loading: list[tuple[int, bytes]] = field(default_factory=list)  # (group, key) of a load until it is admitted
+    failed_loads: int = 0  # jobs
     open_loads: set[int] = field(default_factory=set)  # jobs of that load that have not ended on all ranks
     promotions: set[int] = field(default_factory=set)  # jobs that bring keys from disk, which it waits for
+    disk_failed: bool = False  # one of these did not end well: what is still on disk is not asked for again
     waiting_since: float | None = None
     stamp: Stamp | None = None
     answer: Answer = (0, False)
+    accepted_tokens: int = 0  # a hit up to here was found worth loading
+    verdict: Verdict | None = None  # on a hit that was not, in part or as a whole
     offered: bool = False  # vLLM was given an answer to act on, and has not given out blocks since
 
     def begin(self, groups: Sequence[ChunkGroup], table: Sequence[Sequence[int]]) -> None:
@@ -89,6 +95,8 @@ class RequestState:
     def stop_waiting(self) -> None:
         self.release_holds()
         self.promotions.clear()
+        self.disk_failed = False
+        self.accepted_tokens, self.verdict = 0, None
 
     def release_holds(self) -> None:
         for hold in self.holds:

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
@@ -20,13 +20,18 @@ from kvoffload.errors import KVOffloadError
 from kvoffload.ledger import Ledger
 from kvoffload.ledger_disk import LedgerDir
 from kvoffload.messages import FinishedJob, Hello, Job
+from kvoffload.prefill import PrefillFit, StepTimes
 from kvoffload.vllm.disk_plans import DiskPlans
 from kvoffload.vllm.fence import Fence
 from kvoffload.vllm.groups import ChunkGroup, Chunks, batches, hit_unit_tokens, make_groups
+from kvoffload.vllm.kv_events import KVEvents
 from kvoffload.vllm.lookup import Lookup
 from kvoffload.vllm.metadata import NOTHING, Load, StepPlan, WorkerReport
 from kvoffload.vllm.options import Options
 from kvoffload.vllm.requests import Answer, RequestState
+from kvoffload.vllm.stats import count_lookup
+from kvoffload.vllm.steps import FullStep, prefill_of
+from kvoffload.worth import Worth
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -39,6 +44,7 @@ logger = init_logger("vllm.kvoffload")
 
 LONGEST_STEP_SECONDS = 1.0
 PAUSE_SECONDS = 0.001
+MOST_FAILED_LOADS = 2  # of one request, which is then computed: what it needs may come back from disk for ever
 
 
 class LedgerHalf:
@@ -54,11 +60,15 @@ class LedgerHalf:
         prefix_caching: bool = True,
         speculates: bool = False,
         disk_writes_per_day: int | None = None,
+        kv_events: bool = False,
+        steps_in_flight: int = 1,
+        full_step: FullStep | None = None,
     ) -> None:
         self._options, self._ranks, self._disk_writes_per_day = options, ranks, disk_writes_per_day
         self.ledger = self._make_ledger(None)
         self._stepped_seconds, self._last_plan = 0.0, time.monotonic()
         self.counters: Counter[str] = Counter()
+        self.worth: Worth | None = None
         self.groups: tuple[ChunkGroup, ...] = ()  # none before all workers said hello: nothing is served till then
         self._kv_cache_config = kv_cache_config
         self._tokens_per_hash = tokens_per_hash
@@ -73,6 +83,10 @@ class LedgerHalf:
         self._loads: list[Load] = []  # planned in this schedule()
         self._early: Chunks = []  # of requests finished since the last plan
         self._disk: DiskPlans | None = None
+        self._fit, self._full_step = PrefillFit(), full_step or FullStep()
+        self._steps = StepTimes(self._fit, steps_in_flight)
+        self._wants_events = kv_events
+        self._events: KVEvents | None = None
 
     def _make_ledger(self, manifest: _C.Manifest | None) -> Ledger:
         # Reports come only with steps, so deadlines count time in which vLLM steps: an engine that stands idle, or
@@ -86,17 +100,24 @@ class LedgerHalf:
     def hello(self, hellos: Iterable[Hello], directory: LedgerDir | None = None) -> None:
         """All ranks' Hellos; directory: what their disks hold. Raises InvalidInput when the ranks disagree."""
         hellos = tuple(hellos)
+        groups = make_groups(self._kv_cache_config, hellos[0].blocks_per_chunk, self._tokens_per_hash)
+        self.worth = Worth(
+            self._options.worth_loading, hellos[0].slot_bytes, [group.tokens_per_chunk for group in groups],
+            min(hello.disk_read_bytes_per_second for hello in hellos), fit=self._fit, counters=self.counters,
+        )  # fmt: skip
         if directory is not None:
             self.ledger = self._make_ledger(directory.manifest)
-            self._disk = DiskPlans(self.ledger, directory, hellos[0], self._options.write_through, self.counters)
+            self._disk = DiskPlans(self.ledger, directory, hellos[0], self._options.write_through, self.worth)
         for hello in hellos:
             self.ledger.hello(hello)
-        self.groups = make_groups(self._kv_cache_config, hellos[0].blocks_per_chunk, self._tokens_per_hash)
+        self.groups = groups
         self._lookup = Lookup(
-            self.ledger, self.groups, hit_unit_tokens(self.groups), self._options.deadline_seconds, self.counters,
+            self.ledger, self.groups, hit_unit_tokens(self.groups), self._options.deadline_seconds, self.worth,
             self._disk,
         )  # fmt: skip
         self._lookup.joins = self._prefix_caching
+        if self._wants_events:
+            self._events = KVEvents(self.ledger, self.groups)
 
     # ---- lookup and load
 
@@ -110,6 +131,9 @@ class LedgerHalf:
         if self._lookup is None or request.skip_reading_prefix_cache:
             return 0, False
         self._lookup.load_ended(state)  # only after a failed load; a good one is admitted without a lookup
+        if state.failed_loads >= MOST_FAILED_LOADS:
+            return 0, False
+        state.queried_tokens = max(request.num_tokens - local_tokens, 0)
         return self._lookup.answer(state, time.monotonic())
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, external_tokens: int) -> None:
@@ -120,19 +144,22 @@ class LedgerHalf:
         table = blocks.get_block_ids()
         for spec, ids in zip(self._kv_cache_config.kv_cache_groups, table, strict=True):
             self._fence.hand_out(ids[state.local_tokens // spec.kv_cache_spec.block_size :])
+        count_lookup(self.counters, state, self.groups, external_tokens)
         state.begin(self.groups, table)
         self._admitted.add(request.request_id)
         if external_tokens > 0:
             self._plan_load(state, external_tokens)
         elif self._lookup is not None:
             self._lookup.load_ended(state)
+        if self._lookup is not None:
+            self._lookup.count_verdict(state)
         state.stop_waiting()
         state.waiting_since = None
         state.stamp = None
         state.offered = False
 
     def _plan_load(self, state: RequestState, external_tokens: int) -> None:
-        assert self._lookup is not None
+        assert self._lookup is not None and self.worth is not None
         jobs: list[Job] = []
         end_tokens = state.local_tokens + external_tokens
         for group in self.groups:
@@ -149,6 +176,7 @@ class LedgerHalf:
             jobs.append(job)
             self._lookup.load_begins(state, group, keys)
         for job in jobs:
+            self.worth.began(job)
             self._open_jobs.add(job.id)
             self._loading[job.id] = state
             state.open_loads.add(job.id)
@@ -163,6 +191,7 @@ class LedgerHalf:
         for job in planned:
             self.ledger.abandon(job.id)
         self._lookup.load_ended(state)
+        state.failed_loads += 1
         blocks = tuple(
             block
             for group in self.groups
@@ -178,6 +207,7 @@ class LedgerHalf:
         now = time.monotonic()
         self._stepped_seconds += min(now - self._last_plan, LONGEST_STEP_SECONDS)
         self._last_plan = now
+        self._steps.planned(now, prefill_of(scheduled))
         for job in self.ledger.expire():
             self._give_up(job)
         early, self._early = self._early, []
@@ -193,12 +223,17 @@ class LedgerHalf:
         stores = self._plan_stores(complete)
         loads, self._loads = tuple(self._loads), []
         self._admitted.clear()
+        if self._lookup is not None:
+            self._lookup.busy = self._full_step.reached(scheduled)
         plan = NOTHING if not (early_jobs or flush or loads or stores) else StepPlan(early_jobs, flush, loads, stores)
         return plan if self._disk is None else self._with_disk(self._disk, plan, not scheduled.num_scheduled_tokens)
 
     def _with_disk(self, disk: DiskPlans, plan: StepPlan, no_tokens: bool) -> StepPlan:
         """With what the disk has to do; while the engine has no request, that is to write all that waits for it."""
         with_disk = disk.add_to(plan, everything=no_tokens and not self._requests)
+        if self._events is not None:
+            for job in (*with_disk.promotions, *with_disk.demotions):
+                self._events.watch(job.id, job.group, job.keys)
         self._open_jobs.update(job.id for job in (*with_disk.promotions, *with_disk.demotions))
         if no_tokens and disk.busy and not (plan.early or plan.loads or self._loading):
             return replace(with_disk, pause_seconds=PAUSE_SECONDS)
@@ -248,6 +283,8 @@ class LedgerHalf:
                     continue
                 self._fence.reading(job.id, job.blocks)
                 self._open_jobs.add(job.id)
+                if self._events is not None:
+                    self._events.watch(job.id, group.index, keys)
                 self.counters["stored_chunks"] += len(job.slots)
                 jobs.append(job)
         self.counters["stores"] += len(jobs)
@@ -261,16 +298,17 @@ class LedgerHalf:
             return
         assert isinstance(report, WorkerReport)
         for results in report.results:
+            if self.worth is not None:
+                self.worth.took(results.rank, results.results)
             for job in self.ledger.apply(results):
                 self._finished(job)
 
     def _finished(self, job: FinishedJob) -> None:
-        if self._disk is not None:
-            self._disk.ended(job)
-        self._open_jobs.discard(job.id)
+        self._ended(job)
         self._fence.done(job.id)
         state = self._loading.pop(job.id, None)
         if state is not None and self._lookup is not None:
+            state.failed_loads += not job.ok
             state.open_loads.discard(job.id)
             if state.loading and not state.open_loads:
                 self._lookup.load_done(state)
@@ -280,11 +318,18 @@ class LedgerHalf:
 
     def _give_up(self, job: FinishedJob) -> None:
         """Past its deadline. It may still read its blocks, so the fence keeps it; the engine need not step for it."""
+        self._ended(job)
+        self.counters[f"expired_{job.kind}s"] += 1
+        self._changed()
+
+    def _ended(self, job: FinishedJob) -> None:
         self._open_jobs.discard(job.id)
         if self._disk is not None:
             self._disk.ended(job)
-        self.counters[f"expired_{job.kind}s"] += 1
-        self._changed()
+        if self.worth is not None:
+            self.worth.ended(job.id)
+        if self._events is not None:
+            self._events.ended(job.id)
 
     def _changed(self) -> None:
         if self._lookup is not None:
@@ -299,6 +344,10 @@ class LedgerHalf:
         if self._lookup is not None:
             self._lookup.load_ended(state)
         self._leave(state, self._early)
+        if not self._requests:
+            self._steps.idle(time.monotonic())
+            if self._lookup is not None:
+                self._lookup.busy = False
 
     def reset(self) -> bool:
         """Nothing stored so far is ever served again; KV computed so far is not stored any more.
@@ -315,9 +364,14 @@ class LedgerHalf:
         for state in self._requests.values():
             state.stop_waiting()
             state.mute()
+        if self._events is not None:
+            self._events.look_at_all()
         self.counters["resets"] += 1
         self._changed()
         return durable
+
+    def take_events(self) -> Iterable[Any]:
+        return self._events.take() if self._events is not None else ()
 
     def has_pending_work(self) -> bool:
         """Whether the engine must go on stepping without requests, so that stores are sent and their ends heard of."""

@@ -166,7 +166,8 @@ class MoverHalf:
             self._unsent.popleft()
 
     def _fail(self, job: Job, error: KVOffloadError) -> None:
-        self._failed.append(JobResult(job.id, ok=False, bytes=0, seconds=0.0, error=str(error)))
+        untried = tuple(range(len(job.slots)))
+        self._failed.append(JobResult(job.id, ok=False, bytes=0, seconds=0.0, error=str(error), untried=untried))
 
     def collect(self) -> Ended:
         """Loads that ended since the last call. Never waits; each request comes once."""

@@ -43,10 +43,10 @@ class ToldManifest:
 
     def __init__(
         self, tell: Tell, sync_seconds: float, directory: str, fingerprint: str, slots: Sequence[int], *,
-        data_files: Sequence[str],
+        data_files: Sequence[str], most_bytes: int,
     ) -> None:  # fmt: skip
         self.path, self.data_files = Path(directory) / "manifest", data_files
-        self._tell = tell
+        self._tell = tell  # of every commit: most_bytes would let it drop some
         self._real = RealManifest(
             directory, fingerprint, slots, data_files=data_files, sync_seconds=sync_seconds, compact_bytes=8 << 10
         )

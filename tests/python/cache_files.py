@@ -65,7 +65,7 @@ class CacheFiles:
             tier.demote(1, group, [0], [slot], [key_of(number)], sequence, epoch, 10)
             while tier.stats()["jobs"]:
                 tier.wait(10)
-            ((_, moved, _, error, _),) = tier.poll()
+            ((_, moved, _, error, *_),) = tier.poll()
             assert moved, error
 
     def payload(self, number):

@@ -128,7 +128,7 @@ def test_two_caches_of_one_directory(tmp_path):
 def test_a_lower_cap_keeps_what_fits(tmp_path):
     with Rig(tmp_path) as rig:
         rig.store_all(range(BLOCKS))
-    with Rig(tmp_path, disk_size="400KiB") as rig:
+    with Rig(tmp_path, disk_size="500KiB") as rig:
         kept = sum(rig.cache.lookup([key]).disk for key in KEYS)
         assert 32 <= kept < BLOCKS
         held = [i for i in range(BLOCKS) if rig.cache.lookup([KEYS[i]]).disk]

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from disk_scenarios import rig_or_skip
-from test_cache_disk import Rig
+from test_cache_disk import HOST_KEYS, KEYS, Rig
 
 import kvoffload as kv
 from kvoffload import _C
@@ -82,6 +82,76 @@ def test_writes_that_only_seem_done_are_seen(open_rig, point, most_lost):
     assert write(open_rig, point) == {"done": STORED}
     found, _ = read(open_rig)
     assert STORED - most_lost <= found < STORED
+
+
+def until(done):
+    for _ in range(6000):
+        if done():
+            return
+        threading.Event().wait(0.005)
+    pytest.fail("it does not come to that")
+
+
+def off(rig):
+    return rig.cache.stats()["mover"]["disk"]["off"]
+
+
+def test_a_disk_that_works_again_is_used_again(open_rig, monkeypatch, caplog):
+    monkeypatch.setattr(kv.disk, "RETRY_SECONDS", 0.01)
+    with open_rig() as rig:
+        rig.store_all(range(HOST_KEYS))
+        _C.fault_arm("io_eio", 0, 1 << 40)
+        rig.store(range(16, 24))
+        until(lambda: off(rig))
+        rig.store(range(24, 32))
+        assert rig.fetch(list(range(24, 32))) == 8, "host memory goes on"
+        _C.fault_disarm_all()
+
+        def works():
+            rig.cache.reset()
+            rig.store(range(8))
+            return not off(rig)
+
+        until(works)
+        rig.store_all(range(8, 48))
+        before = rig.cache.stats()["promoted_keys"]
+        assert rig.fetch(list(range(8, 16))) == 8
+        assert rig.cache.stats()["promoted_keys"] == before + 8
+    said = [record.getMessage() for record in caplog.records if "kvoffload: the disk" in record.getMessage()]
+    assert len(said) == 2
+    assert "is off" in said[0] and "Input/output error" in said[0] and said[1] == "kvoffload: the disk works again"
+
+
+def test_what_a_disk_that_is_off_was_not_asked_for_is_there_when_it_works_again(open_rig):
+    with open_rig() as rig:
+        rig.store_all(range(2 * HOST_KEYS))
+        _C.fault_arm("io_eio", 0, 1 << 40)
+        rig.fetch(list(range(8)))
+        until(lambda: off(rig))
+        for i in range(HOST_KEYS):
+            assert rig.fetch([i]) == 0
+        lost = rig.cache.stats()["mover"]["disk"]["promotions"]["io_error"]
+        assert sum(rig.cache.lookup([key]).disk for key in KEYS[:HOST_KEYS]) == HOST_KEYS - lost
+
+
+def test_a_read_that_the_disk_did_not_come_to_in_time_can_be_had_later(open_rig):
+    with open_rig() as rig:
+        rig.store_all(range(2 * HOST_KEYS))
+        rig.cache._deadline_seconds = 0.0
+        assert rig.fetch(list(range(8))) == 0
+        rig.cache._deadline_seconds = 30.0
+        assert rig.fetch(list(range(8))) == 8
+
+
+def test_a_write_that_failed_is_tried_again_when_the_key_is_used(open_rig):
+    with open_rig() as rig:
+        _C.fault_arm("io_eio", 0, 4)
+        rig.store(range(4))
+        until(lambda: sum(rig.cache.stats()["mover"]["disk"]["demotions"].values()) == 4)
+        rig.cache.lookup(KEYS[:4])
+        rig.written(4)
+    with open_rig() as rig:
+        assert rig.fetch(list(range(4))) == 4
 
 
 @pytest.mark.parametrize("point", ["slab_open", "slab_enospc"])

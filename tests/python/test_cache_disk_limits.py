@@ -1,5 +1,6 @@
 """KVCache with a disk where the machine allows less, beside another process, and from many threads."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -73,6 +74,33 @@ def test_two_processes_on_one_directory(tmp_path):
         assert rig.fetch(list(range(8))) == 8
 
 
+def bytes_on_disk(folder):
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # replaced meanwhile
+            total += path.stat().st_blocks * 512 if path.is_file() else 0
+    return total
+
+
+def test_all_files_together_stay_below_the_cap(tmp_path):
+    """The manifest among them, however many keys come and go."""
+    size, most = 300 << 10, 0
+    with Rig(tmp_path, disk_size=size) as rig:
+        for batch in range(300):
+            keys = [b"key %04d %07d" % (batch, i) for i in range(8)]
+            assert rig.cache.store(keys, range(8)).wait(timeout_seconds=30).ok
+            rig.written(8 * (batch + 1))
+            most = max(most, bytes_on_disk(tmp_path))
+        assert rig.cache._directory.manifest.stats()["off"] == ""
+    assert size // 2 < most <= size
+
+
+@pytest.mark.parametrize("size", [4096, 80 << 10])
+def test_a_cap_for_not_even_one_record(tmp_path, size):
+    with pytest.raises(kv.InvalidInput, match="raise disk_size"):
+        Rig(tmp_path, disk_size=size)
+
+
 THREADS, ROWS = 16, 4  # rows: of each thread's own
 
 
@@ -80,7 +108,7 @@ def test_sixteen_threads(tmp_path):
     tensor = np.zeros((THREADS * ROWS, 8192 - 512), np.uint8)
     layout = kv.KVLayout.from_tensors(tensor, tokens_per_block=16, blocks_per_chunk=1)
     host = 3 * THREADS * layout.groups[0].slot_bytes  # less than the keys, so that they come and go
-    cache = kv.KVCache(layout, host, disk=tmp_path, disk_size="400KiB", write_through=True)
+    cache = kv.KVCache(layout, host, disk=tmp_path, disk_size="500KiB", write_through=True)
     wrong, moved = [], [0] * THREADS
 
     def play(number):

@@ -15,8 +15,9 @@ from kvoffload.cli.interference import Traffic, Window, interfere
 from kvoffload.cli.measure import Ceilings, measure_row, steps_of
 from kvoffload.cli.models import MODELS, Shape, model_shape
 from kvoffload.cli.rig import Rig
-from kvoffload.cli.sizing import Row, available_bytes, fit, make_row, usable_slots
+from kvoffload.cli.sizing import Row, fit, make_row, usable_slots
 from kvoffload.errors import KVOffloadError, MemoryLimit, Unsupported
+from kvoffload.free_memory import available_bytes
 
 LAYERS, PAGES = Shape("layers", 1000, tensors=3), Shape("pages", 4096)
 CEILINGS = Ceilings(h2d=10, d2h=10, both_h2d=10, both_d2h=10, bytes=1)

@@ -72,7 +72,7 @@ def make_directory(groups: list[Group]) -> _C.Directory:
 def store(directory: _C.Directory, group: int, keys: list[bytes]) -> None:
     planned = directory.plan_store(group, keys, 10.0)
     if planned:
-        directory.report(0, [(planned[0], True, [])])
+        directory.report(0, [(planned[0], True, [], [])])
 
 
 def new_keys(count: int) -> list[bytes]:

@@ -278,6 +278,19 @@ def test_counters_after_a_known_trace():
     assert {name: stats[name] for name in expected} == expected
 
 
+def test_a_hello_that_is_refused_does_not_take_results_with_it(caplog):
+    ledger = make_ledger()
+    keys = make_keys(0, 3)
+    for first in range(2):
+        job = plan_store(ledger, keys[first : first + 1])
+        results = Results(0, (JobResult(job.id, ok=True, bytes=1, seconds=0.0),), make_hello(ready_bytes=0))
+        assert ledger.apply(results) == [FinishedJob(job.id, "store", ok=True, late=False)]
+    assert ledger.lookup(keys).host == 2
+    assert ledger.stats()["ready_bytes"] == 8 * SLOT_BYTES
+    said = [text for text in caplog.messages if "ready_bytes went" in text]
+    assert len(said) == 1 and said[0].endswith("it is ignored")
+
+
 def test_numpy_block_ids_become_plain_ints():
     numpy = pytest.importorskip("numpy")
     job = make_ledger().plan_store(make_keys(0, 1), numpy.array([3, 4]))

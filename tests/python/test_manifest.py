@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -131,11 +130,3 @@ def test_two_processes_of_one_namespace(tmp_path):
     room = neighbour.make_room(1, 0, 10)
     assert room["removed"] == [str(tmp_path / "fingerprint/dp0")] and room["foreign_bytes"] == 0
     assert sorted(os.listdir(tmp_path)) == ["kvoffload.lock", "neighbour"]
-
-
-def test_keep_leaves(tmp_path):
-    for leaf in ("rank0", "rank1"):
-        (Path(_C.NamespaceDir(str(tmp_path), "fingerprint", 0, leaf, 0).path) / "slab").touch()
-    directory = _C.NamespaceDir(str(tmp_path), "fingerprint", 0, "ledger", 0)
-    directory.keep_leaves(["ledger", "rank0"])
-    assert sorted(os.listdir(tmp_path / "fingerprint/dp0")) == ["ledger", "lock", "rank0"]

@@ -62,7 +62,7 @@ def test_a_restart_finds_every_payload(tmp_path, io, directories):
         for slot in slots:
             expected[group, slot] = np.random.default_rng(slot).integers(0, 256, PAYLOAD[group], np.uint8)
             rig.payload(slot, group)[:] = expected[group, slot]
-        job, moved, seconds, error, failed = rig.move("demote", list(slots), list(slots), group)
+        job, moved, seconds, error, failed, _ = rig.move("demote", list(slots), list(slots), group)
         assert (job, moved, error, failed) == (1, len(slots) * SLOT[group], "", []) and seconds > 0
     rig.tier.sync()
     rig.tier.set_identity(2**63 + 5)
@@ -103,12 +103,34 @@ def test_only_the_record_that_fails_is_a_miss(tmp_path):
     rig = Rig(tmp_path)
     rig.move("demote", [0, 1, 2], [0, 1, 2])
     _C.fault_arm("record_payload", 1, 1)
-    _, moved, _, error, failed = rig.move("promote", [3, 4, 5], [0, 1, 2])
+    _, moved, _, error, failed, _ = rig.move("promote", [3, 4, 5], [0, 1, 2])
     assert len(failed) == 1 and moved == 2 * SLOT[0] and error == "the checksum of a record is wrong"
     assert rig.tier.stats()["promotions"] | {"done": 2, "checksum": 1} == rig.tier.stats()["promotions"]
-    assert rig.move("promote", [3], [0], epoch=2)[3:] == ("a record is an older one", [0])
+    assert rig.move("promote", [3], [0], epoch=2)[3:5] == ("a record is an older one", [0])
     rig.tier.promote(2, 0, [3], [0], [b"another key"], epoch=1, timeout_seconds=60)
-    assert rig.results()[0][3:] == ("a record is that of another key", [0])
+    assert rig.results()[0][3:5] == ("a record is that of another key", [0])
+
+
+def test_an_older_record_of_the_same_key_is_as_good(tmp_path):
+    """A key names its content, so a write that was lost over a record of the same key leaves the same payload."""
+    rig = Rig(tmp_path)
+    rig.payload(0)[:] = 7
+    rig.move("demote", [0], [0], sequence=1)
+    _C.fault_arm("io_lost_write", 0, 1)
+    rig.move("demote", [0], [0], sequence=9)
+    assert rig.move("promote", [3], [0])[4] == []
+    assert (rig.payload(3) == 7).all()
+
+
+def test_what_the_disk_was_never_asked_for_is_told_apart(tmp_path):
+    rig = Rig(tmp_path, most_failures=2, retry_seconds=3600)
+    rig.move("demote", [0, 1, 2, 3], [0, 1, 2, 3])
+    assert rig.move("promote", [4, 5], [0, 1], timeout_seconds=0)[3:] == (
+        "the disk did not come to it in time", [0, 1], [0, 1]
+    )  # fmt: skip
+    _C.fault_arm("io_eio", 0, 2)
+    result = rig.move("promote", [4, 5, 6, 7], [0, 1, 2, 3])
+    assert set(result[5]) == set(result[4]) - {0, 1} and "Input/output error" in result[3]
 
 
 def test_what_cannot_be_meant_is_refused(tmp_path):

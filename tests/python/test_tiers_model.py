@@ -30,7 +30,7 @@ def test_rare_things_do_happen(machine_class):
 
     def step(group: int) -> None:
         first, rank, choice = walk.randrange(len(KEYS)), walk.randrange(2), walk.randrange(1000)
-        keys, how = KEYS[first : first + walk.randrange(20)], walk.choice(("ok", "one fails", "fails"))
+        keys, how = KEYS[first : first + walk.randrange(20)], walk.choice(("ok", "one fails", "fails", "refused"))
         actions = [
             (10, lambda: machine.store(group, keys)),
             (3, lambda: machine.store_and_demote(group, first, 30)),

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tiers_bytes import ROTTEN, RankBytes, TierBytes
-from tiers_model import TierModel, TiersModel
+from tiers_model import DiskModel, TierModel, TiersModel
 
 from kvoffload import _C
 from kvoffload.errors import InvalidInput
@@ -70,7 +70,7 @@ class TiersMachine(RuleBasedStateMachine):
 
     def open(self, ready: list[int], disk_units: int, reset_first: bool = False) -> None:
         disk_bytes = disk_units * UNIT
-        disk = TierModel(extent_bytes_of(disk_bytes), SLOT_BYTES)
+        disk = DiskModel(extent_bytes_of(disk_bytes), SLOT_BYTES)
         disk.ready_bytes = disk_bytes
         host = TierModel(extent_bytes_of(HOST_BYTES), SLOT_BYTES)
         self.model = TiersModel(len(RANKS), host, disk, self.admission == "second_touch")
@@ -215,29 +215,32 @@ class TiersMachine(RuleBasedStateMachine):
 
     # Reports
 
-    def move(self, rank: int, job_id: int, ok: bool, one_fails: int | None) -> JobResult:
+    def move(self, rank: int, job_id: int, ok: bool, one_fails: int | None, untried: bool) -> JobResult:
         """What the rank does and says of it."""
         job = self.model.jobs.get(job_id)
         if job is None or rank in job.reported or not ok:
-            return JobResult(job_id, ok, 0, 0.0)
+            return JobResult(job_id, ok, 0, 0.0, untried=tuple(range(len(KEYS)) if untried else ()))
         return self.bytes[rank].move(job, job_id, one_fails)
 
-    def report(self, rank: int, job_ids: list[int], ok: bool = True, one_fails: int | None = None) -> None:
-        results = tuple(self.move(rank, job_id, ok, one_fails) for job_id in job_ids)
+    def report(
+        self, rank: int, job_ids: list[int], ok: bool = True, one_fails: int | None = None, untried: bool = False
+    ) -> None:
+        results = tuple(self.move(rank, job_id, ok, one_fails, untried) for job_id in job_ids)
         expected = []
         for result in results:
             job = self.model.jobs.get(result.job)
-            finished = self.model.report(rank, result.job, ok, result.failed)
+            finished = self.model.report(rank, result.job, ok, result.failed, untried)
             expected += [FinishedJob(*job) for job in finished]
             for i, entry in enumerate(job.fills if finished and job.kind == "demote" else []):
                 self.committed = max(self.committed, job.sequence + i if entry.state == "ready" else 0)
         assert self.ledger.apply(Results(rank, results)) == expected
 
     @precondition(lambda self: self.model.jobs)
-    @rule(choice=choices, rank=ranks, how=st.sampled_from(["ok", "ok", "ok", "one fails", "fails"]))
+    @rule(choice=choices, rank=ranks, how=st.sampled_from(["ok", "ok", "ok", "one fails", "fails", "refused"]))
     def one_report(self, choice: int, rank: int, how: str) -> None:
         jobs = list(self.model.jobs)
-        self.report(rank, [jobs[choice % len(jobs)]], how != "fails", choice if how == "one fails" else None)
+        ok, untried = how not in ("fails", "refused"), how == "refused"
+        self.report(rank, [jobs[choice % len(jobs)]], ok, choice if how == "one fails" else None, untried)
 
     @rule(rank=ranks)
     def all_reports_of_a_rank(self, rank: int) -> None:

@@ -20,10 +20,19 @@ class TierModel(LedgerModel):
 
     def __init__(self, extent_bytes: int, slot_bytes: tuple[int, ...]) -> None:
         super().__init__(0, extent_bytes, slot_bytes)
-        self.given_up: Counter[Entry] = Counter()  # entry -> jobs past their deadline that own it
+        # (entry, over the disk) -> jobs past their deadline that own it
+        self.given_up: Counter[tuple[Entry, bool]] = Counter()
 
     def quarantined(self, group: int) -> set[int]:
-        return {entry.slot for entry, jobs in self.given_up.items() if jobs and entry.group == group}
+        return {entry.slot for (entry, _), jobs in self.given_up.items() if jobs and entry.group == group}
+
+    def hung(self, on_disk: bool) -> bool:
+        """Jobs of that kind have too much of the tier."""
+        entries = {entry for (entry, disk), jobs in self.given_up.items() if jobs and disk == on_disk}
+        return sum(self.slot_bytes[entry.group] for entry in entries) > 0.05 * self.ready_bytes
+
+    def tier_off(self) -> bool:
+        return self.hung(on_disk=False)
 
     def find(self, group: int, key: bytes) -> Entry | None:
         return self.visible.get((group, key))
@@ -61,6 +70,13 @@ class TierModel(LedgerModel):
         self.lru.append(entry)
 
 
+class DiskModel(TierModel):
+    host: TierModel  # its jobs have slots of it, too
+
+    def tier_off(self) -> bool:
+        return self.hung(on_disk=True) or self.host.hung(on_disk=True)
+
+
 @dataclass(eq=False)
 class TiersJob:
     kind: str
@@ -73,15 +89,22 @@ class TiersJob:
     failed: bool = False
     given_up: bool = False
 
+    @property
+    def on_disk(self) -> bool:
+        return self.kind in ("demote", "promote")
+
 
 class TiersModel:
-    def __init__(self, ranks: int, host: TierModel, disk: TierModel, second_touch: bool) -> None:
+    def __init__(self, ranks: int, host: TierModel, disk: DiskModel, second_touch: bool) -> None:
         self.ranks, self.host, self.disk, self.second_touch = ranks, host, disk, second_touch
+        disk.host = host
         self.version = 0  # of what a key means: another one after each reset
         self.jobs: dict[int, TiersJob] = {}
         self.holds: list[list[Entry]] = []
         self.waiting: list[deque[bytes]] = [deque() for _ in host.groups]
         self.wanted: set[Entry] = set()  # in host memory, waiting for the disk
+        self.being_demoted: set[Entry] = set()
+        self.failed_demotions: Counter[Entry] = Counter()
         self.counters: Counter[str] = Counter()
 
     def reads_from(self, kind: str) -> TierModel:
@@ -99,16 +122,17 @@ class TiersModel:
         in_host = len(self.host.leading(group, keys))
         there = [self.host.is_ready(group, key) or self.disk.is_ready(group, key) for key in keys]
         in_both = [*there, False].index(False) if self.serves_both() else in_host
-        if self.second_touch:
-            self.want_on_disk(
-                [self.host.visible[group, key] for key in keys[:in_both] if self.host.is_ready(group, key)]
-            )
+        self.used([self.host.visible[group, key] for key in keys[:in_both] if self.host.is_ready(group, key)])
         self.counters.update({"lookup_keys": len(keys), "hit_keys": in_host, "disk_hit_keys": in_both - in_host})
         return in_host, in_both - in_host
 
+    def used(self, entries: list[Entry]) -> None:
+        self.want_on_disk([entry for entry in entries if self.second_touch or self.failed_demotions[entry]])
+
     def want_on_disk(self, entries: list[Entry]) -> None:
         for entry in entries:
-            if entry not in self.wanted and not self.disk.find(entry.group, entry.key):
+            busy = entry in self.wanted or self.failed_demotions[entry] >= 4
+            if not busy and not self.disk.find(entry.group, entry.key):
                 self.wanted.add(entry)
                 self.waiting[entry.group].append(entry.key)
 
@@ -130,8 +154,7 @@ class TiersModel:
             else:
                 accepted.append(i)
                 fills.append(entry)
-        if self.second_touch:
-            self.want_on_disk([entry for entry in kept if entry.state == "ready"])
+        self.used([entry for entry in kept if entry.state == "ready"])
         self.counters["accepted_keys"] += len(fills)
         self.add_job(job_id, "store", [], fills, deadline)
         return accepted
@@ -174,6 +197,7 @@ class TiersModel:
             key = waiting[0]
             entry = self.host.find(group, key)
             movable = self.host.is_ready(group, key) and not self.disk.find(group, key)
+            movable = movable and entry not in self.being_demoted
             slot = disk_slots[len(fills)] if len(fills) < len(disk_slots) else None
             record = self.disk.fill(group, key, slot) if movable else None
             if movable and record is None:
@@ -185,6 +209,7 @@ class TiersModel:
             else:
                 fills.append(record)
                 reads.append(entry)
+                self.being_demoted.add(entry)
         self.add_job(job_id, "demote", reads, fills, deadline, sequence)
         return [(entry.key, entry.slot) for entry in reads]
 
@@ -202,8 +227,7 @@ class TiersModel:
         entries = self.host.leading(group, keys)
         for entry in entries:
             self.host.own(entry)
-        if self.second_touch:
-            self.want_on_disk(entries)
+        self.used(entries)
         self.holds.append(entries)
         return len(entries)
 
@@ -211,7 +235,9 @@ class TiersModel:
         for entry in self.holds.pop(index):
             self.host.disown(entry)
 
-    def report(self, rank: int, job_id: int, ok: bool, failed: tuple[int, ...] = ()) -> list[Finished]:
+    def report(
+        self, rank: int, job_id: int, ok: bool, failed: tuple[int, ...] = (), untried: bool = False
+    ) -> list[Finished]:
         job = self.jobs.get(job_id)
         if job is None or rank in job.reported:
             self.counters["unknown_reports"] += 1
@@ -223,7 +249,7 @@ class TiersModel:
             for i in failed:
                 self.fail(job, job.fills[i : i + 1], job.reads[i : i + 1])
         else:
-            self.fail(job, job.fills, job.reads)
+            self.fail(job, job.fills, [] if untried and job.kind == "promote" else job.reads)
         return self.finish(job_id, job) if len(job.reported) == self.ranks else []
 
     def fail(self, job: TiersJob, fills: list[Entry], reads: list[Entry]) -> None:
@@ -252,9 +278,12 @@ class TiersModel:
 
     def let_go(self, job_id: int, job: TiersJob) -> None:
         def let_entry_go(tier: TierModel, entry: Entry) -> None:
-            tier.given_up[entry] -= job.given_up
+            tier.given_up[entry, job.on_disk] -= job.given_up
             tier.disown(entry)
 
+        for record, entry in zip(job.fills, job.reads, strict=True) if job.kind == "demote" else ():
+            self.being_demoted.discard(entry)
+            self.failed_demotions[entry] += record.state == "dead"
         self.each_entry(job, let_entry_go)
         del self.jobs[job_id]
 
@@ -266,7 +295,7 @@ class TiersModel:
             job.given_up = True
             self.counters["failed_keys"] += self.filled_by(job.kind).drop_all(job.fills)
             self.counters["failed_keys"] += self.host.drop_all(job.reads) if job.kind == "load" else 0
-            self.each_entry(job, lambda tier, entry: tier.given_up.update([entry]))
+            self.each_entry(job, lambda tier, entry, on_disk=job.on_disk: tier.given_up.update([(entry, on_disk)]))
             self.counters.update(("failed_jobs", "expired_jobs"))
             finished.append((job_id, job.kind, False, False))
         return finished

@@ -15,11 +15,12 @@ from kvoffload import _C
 
 
 def transfer_config(**options: Any) -> dict[str, Any]:
+    """With the rule of `worth_loading` off: tiny models compute in no time what a test wants to see loaded."""
     return {
         "kv_connector": "KVOffloadConnector",
         "kv_connector_module_path": "kvoffload.vllm",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": options,
+        "kv_connector_extra_config": {"worth_loading": "always", **options},
     }
 
 

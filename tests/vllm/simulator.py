@@ -16,7 +16,15 @@ from typing import Any
 
 import torch
 from vllm import SamplingParams
-from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVEventsConfig,
+    KVTransferConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -53,6 +61,8 @@ class Setting:
     disk: str = ""
     disk_chunks: int = 400
     write_through: bool = False
+    kv_events: bool = False
+    worth_loading: str = "always"  # its model takes no time, so that hardly anything would be
 
 
 def follow(value: int, token: int) -> int:
@@ -308,6 +318,7 @@ def _config(model: Path, setting: Setting, host_bytes: int) -> VllmConfig:
             async_scheduling=setting.asynchronous,
         ),
         device_config=DeviceConfig("cpu"),
+        kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null") if setting.kv_events else None,
         kv_transfer_config=KVTransferConfig(
             kv_connector="KVOffloadConnector",
             kv_connector_module_path="kvoffload.vllm",
@@ -316,6 +327,7 @@ def _config(model: Path, setting: Setting, host_bytes: int) -> VllmConfig:
                 "host": host_bytes,
                 "blocks_per_chunk": setting.blocks_per_chunk,
                 "deadline_seconds": setting.deadline_seconds,
+                "worth_loading": setting.worth_loading,
                 **_disk_options(setting, host_bytes),
             },
         ),

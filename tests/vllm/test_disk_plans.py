@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from kvoffload.messages import FinishedJob, Hello, Job, JobResult, Results
 from kvoffload.vllm.disk_plans import DiskPlans
 from kvoffload.vllm.metadata import NOTHING, StepPlan
 from kvoffload.vllm.requests import RequestState
+from kvoffload.worth import Worth
 
 pytestmark = pytest.mark.vllm
 
@@ -36,7 +36,7 @@ class Half:
             0, (SLOT,), (1,), HOST * SLOT, HOST * SLOT, "f", pinned=False, device="host", disk_bytes=DISK * SLOT,
             slab_identity=self.directory.manifest.identity,
         )  # fmt: skip
-        self.plans = DiskPlans(self.ledger, self.directory, hello, write_through, Counter())
+        self.plans = DiskPlans(self.ledger, self.directory, hello, write_through, Worth("always", [SLOT], [16]))
         self.ledger.hello(hello)
 
     def end(self, *jobs: Job) -> None:
@@ -113,6 +113,20 @@ def test_nothing_is_kept_for_one_that_is_gone(half: Half, late: bool) -> None:
 def test_one_for_whom_there_is_no_room_does_not_wait(half: Half) -> None:
     with half.ledger.hold(KEYS[HOST:]):
         assert half.bring(request("a"), KEYS[:4]) == (False, ())
+
+
+def test_a_refused_promotion_keeps_the_keys_and_ends_the_wait(half: Half) -> None:
+    """The disk is off, say: the request computes, and when it comes again it may ask again."""
+    state = request("a")
+    _, (job,) = half.bring(state, KEYS[:4])
+    refused = JobResult(job.id, ok=False, bytes=0, seconds=0.0, untried=(0, 1, 2, 3))
+    for ended in half.ledger.apply(Results(0, (refused,))):
+        half.plans.ended(ended)
+    assert half.ledger.lookup(KEYS[:4]).disk == 4
+    assert half.bring(state, KEYS[:4]) == (False, ())
+    assert half.bring(request("b"), KEYS[:4])[0]
+    state.stop_waiting()
+    assert half.bring(state, KEYS[:4])[0]
 
 
 def test_demotions_name_the_manifest_and_wait_until_the_engine_is_idle(tmp_path: Path) -> None:

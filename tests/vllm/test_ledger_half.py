@@ -23,10 +23,13 @@ TOKENS = 4  # of a block
 class Scheduler:
     """Drives a LedgerHalf as vLLM's scheduler does; workers report what they are told to."""
 
-    def __init__(self, blocks_per_chunk: int = 1, slots: int = 64, ranks: int = 1, **vllm: bool) -> None:
+    def __init__(
+        self, blocks_per_chunk: int = 1, slots: int = 64, ranks: int = 1, worth_loading: Any = "auto", **vllm: Any
+    ) -> None:
         spec = SimpleNamespace(block_size=TOKENS)
         config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)])
-        self.half = LedgerHalf(Options(host=4096 * slots, deadline_seconds=30.0), config, TOKENS, ranks, **vllm)
+        options = Options(host=4096 * slots, deadline_seconds=30.0, worth_loading=worth_loading)
+        self.half = LedgerHalf(options, config, TOKENS, ranks, **vllm)
         self.ranks = ranks
         self.half.hello(
             Hello(rank, (4096,), (blocks_per_chunk,), 4096 * slots, 4096 * slots, "f", False, "host")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 openai = pytest.importorskip("openai", reason="the OpenAI client is not installed; `make test-vllm` installs it")
 pytest.importorskip("vllm", reason="vLLM is not installed; `make test-vllm` installs it")
 from test_engine import environment, models, pytestmark  # noqa: E402, F401
+from test_plugin import install  # noqa: E402
 
 START_SECONDS = 240
 DRAIN_SECONDS = 60
@@ -29,10 +31,9 @@ def server(models: Path) -> Iterator[str]:  # noqa: F811
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     transfer = {
-        "kv_connector": "KVOffloadConnector",
-        "kv_connector_module_path": "kvoffload.vllm",
+        "kv_connector": "KVOffloadConnector",  # known by the plug-in alone
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {"host": "64MiB", "blocks_per_chunk": 1},
+        "kv_connector_extra_config": {"host": "64MiB", "blocks_per_chunk": 1, "worth_loading": "always"},
     }
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(models / "llama"),
@@ -41,9 +42,10 @@ def server(models: Path) -> Iterator[str]:  # noqa: F811
         "--max-model-len", "1024", "--kv-transfer-config", json.dumps(transfer),
     ]  # fmt: skip
     log = models / "server.log"
+    path = os.pathsep.join([environment()["PYTHONPATH"], str(install(models / "plugin"))])
     with log.open("w") as output:
         process = subprocess.Popen(
-            command, env=environment(VLLM_SERVER_DEV_MODE="1"), stdout=output, stderr=subprocess.STDOUT
+            command, env=environment(VLLM_SERVER_DEV_MODE="1", PYTHONPATH=path), stdout=output, stderr=subprocess.STDOUT
         )
     try:
         address = f"http://127.0.0.1:{port}"
@@ -70,10 +72,16 @@ def _wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) ->
     raise AssertionError(f"the server did not come up:\n{log.read_text()[-6000:]}")
 
 
-def _external_hits(address: str) -> float:
+def _metric(address: str, name: str) -> float:
+    """Sum of its samples. It must be there."""
     with urllib.request.urlopen(address + "/metrics", timeout=10) as reply:
-        found = re.findall(r"^vllm:external_prefix_cache_hits_total\{.*\} (\S+)$", reply.read().decode(), re.MULTILINE)
+        found = re.findall(rf"^{name}\{{.*\}} (\S+)$", reply.read().decode(), re.MULTILINE)
+    assert found, name
     return sum(map(float, found))
+
+
+def _external_hits(address: str) -> float:
+    return _metric(address, "vllm:external_prefix_cache_hits_total")
 
 
 def _forget_local(address: str) -> None:
@@ -110,5 +118,18 @@ def test_hits_over_http(server: str, models: Path) -> None:  # noqa: F811
         for prompt, answer in asked:
             assert _ask(client, prompt, len(answer)) == answer
         if _external_hits(server) - before == want:
-            return
+            break
         assert time.monotonic() < deadline, "an idle server did not finish its stores"
+    _check_metrics(server, want)
+
+
+def _check_metrics(server: str, least_hit_tokens: int) -> None:
+    """What vLLM counts by itself agrees with what we tell it; metrics of both halves arrive, gauges too."""
+    assert _metric(server, "vllm:kvoffload_hit_tokens_total") == _external_hits(server) >= least_hit_tokens
+    assert _metric(server, "vllm:kvoffload_hit_chunks_total") * 32 == _external_hits(server)
+    stored = _metric(server, "vllm:kvoffload_stored_chunks_total")
+    assert stored == _metric(server, "vllm:kvoffload_held_chunks") > 0  # of the host tier; there is no other
+    assert _metric(server, "vllm:kvoffload_moved_bytes_total") > 0
+    assert 0 < _metric(server, "vllm:kvoffload_usage") < 1
+    assert _metric(server, "vllm:kvoffload_refused_tokens_total") == 0
+    assert _metric(server, "vllm:kvoffload_failed_transfers_total") == 0

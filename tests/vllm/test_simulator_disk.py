@@ -194,3 +194,16 @@ def test_those_who_ask_for_the_same_join_one_promotion(model: Path, tmp_path: Pa
         hybrid.simulation.check_leaks()
         assert hybrid.simulation.half.ledger.stats()["promoted_keys"] == len(PROMPTS[0]) // 16
         assert hybrid.simulation.wrong == []
+
+
+def test_a_request_whose_loads_fail_for_ever_is_computed(model: Path, tmp_path: Path) -> None:
+    """Host memory loses what failed to load, and the disk brings it back: again and again, were there no end."""
+    with Hybrid(model, tmp_path, write_through=True) as hybrid:
+        hybrid.ask()
+        (worker,) = hybrid.simulation.workers
+        worker.failures["load"] = 1.0
+        loads = hybrid.counters["loads"]
+        hybrid.ask()
+        assert hybrid.counters["loads"] - loads == 2 * len(PROMPTS)
+        worker.failures.clear()
+        assert hybrid.ask() > 0

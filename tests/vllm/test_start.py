@@ -55,7 +55,7 @@ def vllm_config(**changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "lacks the option 'host'"),
+        ({"kv_max_cpu_memori": 1}, "did you mean 'kv_max_cpu_memory'"),
         ({"hots": "1GiB"}, "did you mean 'host'"),
         ({"host": "10g"}, "host is '10g'"),
         ({"host": True}, "host is True"),
@@ -63,6 +63,7 @@ def vllm_config(**changes: Any) -> Any:
         ({"host": "1GiB", "blocks_per_chunk": 1.5}, "'blocks_per_chunk' is 1.5"),
         ({"host": "1GiB", "deadline_seconds": -1}, "'deadline_seconds' is -1"),
         ({"host": "1GiB", "deadline_seconds": float("inf")}, "'deadline_seconds' is inf"),
+        ({"host": "1GiB", "worth_loading": "nevr"}, "option 'worth_loading' is 'nevr'; did you mean 'never'"),
         ({"host": "1GiB", "policy": "belady"}, "option 'policy' is 'belady'; allowed: adaptive, lru, s3fifo, arc"),
         ({"host": "1GiB", "path": "kernels"}, "path is 'kernels'; did you mean 'kernel'"),
         ({"host": "1GiB", "ring": "1GiB"}, "ring is '1GiB'; allowed: 32 MiB to 256 MiB"),
@@ -87,6 +88,7 @@ def test_bad_options_are_named(given: dict[str, Any], message: str) -> None:
 
 
 def test_options() -> None:
+    assert Options.parse({}) == Options(host=None)
     assert Options.parse({"host": 2**30, "blocks_per_chunk": 4, "deadline_seconds": 5}) == Options(2**30, 4, 5.0)
     given = {"host": 2**30, "policy": "lru", "path": "staged", "ring": "64MiB", "calibrate": False}
     assert Options.parse(given) == Options(2**30, policy="lru", path="staged", ring=64 << 20, calibrate=False)
@@ -114,6 +116,7 @@ def test_the_start_line_says_where_the_paths_come_from_and_what_the_ring_takes(m
     start.log_start_line(hellos, half, Options(2**30), vllm_config())
     hellos[1] = replace(hellos[1], ring_bytes=0, paths="built in: the GPU said no")
     start.log_start_line(hellos, half, Options(2**30, policy="arc"), vllm_config())
+    assert "; 1365 chunks, 1365 blocks, 21845 tokens fit; " in lines[0]
     assert ["policy adaptive; no disk;" in lines[0], "policy arc; no disk;" in lines[1]] == [True, True]
     assert lines[0].endswith(f"; ring of 64.00 MiB on each device, paths {paths}")
     assert lines[1].endswith(
@@ -179,6 +182,43 @@ def test_too_little_host_memory_names_the_option_and_what_is_needed() -> None:
     config = SimpleNamespace(parallel_config=SimpleNamespace(local_world_size=2))
     with pytest.raises(InvalidInput, match=rf"option 'host' is {2 * least - 1} bytes for 2 rank.*at least {2 * least}"):
         start.make_mover_half(Options(host=2 * least - 1), config, layout)
+
+
+@pytest.mark.parametrize(("others", "share_bytes"), [(1 << 40, 2 << 20), (1 << 20, 1 << 20)])
+def test_without_a_size_each_rank_takes_the_least_share_of_all(
+    others: int, share_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of what is free beside the KV tensors, over two ranks, and no more than the rank that found the least."""
+    tensors = {"layer 0.0": torch.zeros(BLOCKS, HEADS, TOKENS, 2 * DIM, dtype=torch.float16)}
+    layout = layout_of(tensors, kv_cache_config(full_attention(), layers=1), 1)
+    kv_bytes = BLOCKS * layout.groups[0].block_bytes
+    monkeypatch.setattr(start, "available_bytes", lambda: 2 * kv_bytes + (12 << 20) - 4096)
+
+    def all_reduce(tensor: Any, op: Any, group: Any) -> None:
+        assert (op, group) == (torch.distributed.ReduceOp.MIN, "all ranks")
+        tensor.clamp_(max=others)
+
+    monkeypatch.setattr(start, "get_world_group", lambda: SimpleNamespace(world_size=2, cpu_group="all ranks"))
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    monkeypatch.setattr(start, "get_pp_group", lambda: SimpleNamespace(rank_in_group=0))
+    monkeypatch.setattr(start, "get_tp_group", lambda: SimpleNamespace(rank_in_group=1, world_size=2))
+    half = start.make_mover_half(
+        Options(), SimpleNamespace(parallel_config=SimpleNamespace(local_world_size=2)), layout
+    )
+    try:
+        assert half.mover.hello().host_bytes == share_bytes
+    finally:
+        half.close()
+
+
+def test_too_little_free_memory_says_that_no_size_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = {"layer 0.0": torch.zeros(BLOCKS, HEADS, TOKENS, 2 * DIM, dtype=torch.float16)}
+    layout = layout_of(tensors, kv_cache_config(full_attention(), layers=1), 1)
+    monkeypatch.setattr(start, "available_bytes", lambda: 0)
+    monkeypatch.setattr(start, "get_world_group", lambda: SimpleNamespace(world_size=1))
+    config = SimpleNamespace(parallel_config=SimpleNamespace(local_world_size=1))
+    with pytest.raises(InvalidInput, match="option 'host' is not given: half of what is free"):
+        start.make_mover_half(Options(), config, layout)
 
 
 def page_bytes(spec: Any) -> int:

@@ -191,21 +191,6 @@ TEST_F(NamespaceDirTest, ANamespaceBehindALinkIsNotRemoved) {
   EXPECT_TRUE(exists("elsewhere/a/dp0/rank0/slab"));
 }
 
-TEST_F(NamespaceDirTest, LeavesOfRanksThatAreNoMoreAreRemoved) {
-  for (const char* leaf : {"rank0", "rank1", "rank2"}) EXPECT_TRUE(open("fingerprint", 0, leaf).ok());
-  std::ofstream(root + "/fingerprint/dp0/rank2/slab") << "x";
-  std::ofstream(root + "/fingerprint/dp0/stray") << "x";
-  auto own = open("fingerprint");
-  ASSERT_TRUE(own.ok());
-  const auto used = open("fingerprint", 0, "rank3");
-  EXPECT_TRUE(own->keep_leaves({"ledger", "rank0", "rank1"}).ok());
-  EXPECT_TRUE(exists("fingerprint/dp0/rank3"));
-  EXPECT_TRUE(exists("fingerprint/dp0/rank1"));
-  EXPECT_FALSE(exists("fingerprint/dp0/rank2"));
-  EXPECT_FALSE(exists("fingerprint/dp0/stray"));
-  EXPECT_FALSE(open("fingerprint").ok()) << "its lock is still held";
-}
-
 // Opening and removing the same namespace all the time: whoever has opened it has a directory that is there.
 TEST_F(NamespaceDirTest, ANamespaceThatWasOpenedIsNotRemovedUnderItsOwner) {
   auto own = open("own-fingerprint");

@@ -17,9 +17,18 @@ struct TwoTiers : testing::Test {
     directory->grow(host_slots * kSlot);
     EXPECT_TRUE(directory->open_disk(disk_slots * kSlot, 0, 1).ok());
   }
-  void report(std::int64_t job, bool ok = true, std::vector<std::int64_t> failed = {}) {
-    (void)directory->report(0, {{job, ok, std::move(failed)}});
+  void report(std::int64_t job, bool ok = true, std::vector<std::int64_t> failed = {},
+              std::vector<std::int64_t> untried = {}) {
+    (void)directory->report(0, {{job, ok, std::move(failed), std::move(untried)}});
   }
+  // It goes to disk, and the disk does not come back from that.
+  PlannedJob hang(const KeyList& keys) {
+    store(keys);
+    PlannedJob job = directory->plan_demote(0, 100, 0, 10);
+    EXPECT_EQ(directory->expire(11).size(), 1u);
+    return job;
+  }
+  std::int64_t quarantined_in_host() const { return directory->stats().host.groups[0].slots.quarantined; }
   void store(const KeyList& keys) { report(directory->plan_store(0, keys, 10).id); }
   PlannedJob demote(std::int64_t most = 100) {
     PlannedJob job = directory->plan_demote(0, most, 0, 10);
@@ -166,6 +175,106 @@ TEST_F(TwoTiers, ADeadlineQuarantinesBothSidesAndKeepsWhatWasRead) {
   report(job.id);
   EXPECT_EQ(directory->stats().disk.groups[0].slots.free, 40);
   EXPECT_TRUE(directory->take_disk_events().committed.empty());
+}
+
+TEST_F(TwoTiers, ADiskThatHangsIsOffAndHostMemoryGoesOn) {
+  open(20, 1000);
+  store(KeyList(50, 51)), demote();
+  const PlannedJob job = hang(KeyList(0, 2));  // much of host memory, little of the disk
+  EXPECT_FALSE(directory->tier_off());
+  EXPECT_TRUE(directory->stats().disk.off);
+  EXPECT_EQ(directory->lookup(0, KeyList(0, 2)).host, 2);
+  store(KeyList(2, 4));
+  EXPECT_EQ(directory->lookup(0, KeyList(0, 4)).host, 4);
+  EXPECT_EQ(directory->plan_demote(0, 100, 0, 20).id, 0);
+  EXPECT_EQ(directory->states(0, KeyList(50, 51), true)[0], EntryState::free);
+  report(job.id);
+  EXPECT_FALSE(directory->stats().disk.off);
+  EXPECT_EQ(directory->states(0, KeyList(50, 51), true)[0], EntryState::ready);
+}
+
+TEST_F(TwoTiers, PromotionsThatHangAreTheDisksFaultToo) {
+  open(20, 1000);
+  store(KeyList(0, 2)), demote();
+  for (int i = 10; i < 50; i += 10) store(KeyList(i, i + 10));
+  const PlannedJob job = directory->plan_promote(0, KeyList(0, 2), 10);
+  ASSERT_EQ(job.slots.size(), 2u);
+  (void)directory->expire(11);
+  EXPECT_EQ(quarantined_in_host(), 2);
+  EXPECT_FALSE(directory->tier_off());
+  EXPECT_TRUE(directory->stats().disk.off);
+  EXPECT_EQ(directory->lookup(0, KeyList(0, 2)).disk, 0);
+  report(job.id);
+  EXPECT_EQ(directory->lookup(0, KeyList(0, 2)).disk, 2) << "what was read is as good as before";
+}
+
+TEST_F(TwoTiers, StoresThatHangSwitchHostMemoryOffAndNotOnlyTheDisk) {
+  open(20, 1000);
+  (void)directory->plan_store(0, KeyList(0, 2), 10);
+  (void)directory->expire(11);
+  EXPECT_TRUE(directory->tier_off());
+  EXPECT_FALSE(directory->stats().disk.off);
+}
+
+TEST_F(TwoTiers, ASlotThatALateDemotionReadsIsNotGivenToAnotherKey) {  // it still writes its trailer there
+  const PlannedJob job = hang(KeyList(0, 1));
+  directory->forget(0, KeyList(0, 1));
+  const PlannedJob others = directory->plan_store(0, KeyList(10, 14), 20);
+  ASSERT_EQ(others.slots.size(), 3u);
+  for (const std::int64_t slot : others.slots) EXPECT_NE(slot, job.slots[0]);
+  report(job.id);
+  EXPECT_EQ(quarantined_in_host(), 0);
+  EXPECT_EQ(directory->plan_store(0, KeyList(13, 14), 20).slots, job.slots);
+}
+
+TEST_F(TwoTiers, ASlotIsDemotedByOneJobAtATime) {
+  open(40, 40, 2, Admission::second_touch);
+  const std::int64_t stored = directory->plan_store(0, KeyList(0, 1), 10).id;
+  for (int rank : {0, 1}) (void)directory->report(rank, {{stored, true}});
+  (void)directory->lookup(0, KeyList(0, 1));
+  const PlannedJob job = directory->plan_demote(0, 100, 0, 10);
+  (void)directory->report(0, {{job.id, false}});  // the other rank still writes
+  (void)directory->lookup(0, KeyList(0, 1));
+  EXPECT_EQ(directory->plan_demote(0, 100, 0, 10).id, 0);
+  (void)directory->report(1, {{job.id, true}});
+  (void)directory->lookup(0, KeyList(0, 1));
+  EXPECT_EQ(directory->plan_demote(0, 100, 0, 10).keys, KeyList(0, 1).strings);
+}
+
+TEST_F(TwoTiers, ADemotionThatFailedIsTriedAgainWhenTheKeyIsUsedButNotForEver) {
+  store(KeyList(0, 2));
+  int tries = 0;
+  for (PlannedJob job = directory->plan_demote(0, 100, 0, 10); job.id != 0; ++tries) {
+    EXPECT_EQ(job.keys, tries == 0 ? KeyList(0, 2).strings : KeyList(0, 1).strings);
+    report(job.id, true, {0});
+    EXPECT_EQ(directory->plan_demote(0, 100, 0, 10).id, 0) << "nobody has used it";
+    (void)directory->lookup(0, KeyList(0, 2));
+    job = directory->plan_demote(0, 100, 0, 10);
+  }
+  EXPECT_EQ(tries, 4);
+  directory->forget(0, KeyList(0, 1));
+  store(KeyList(0, 1));
+  EXPECT_EQ(demote().keys, KeyList(0, 1).strings) << "stored anew it begins anew";
+}
+
+TEST_F(TwoTiers, ADemotionThatWasNeverSentIsTriedAgainToo) {
+  store(KeyList(0, 1));
+  EXPECT_TRUE(directory->abandon(directory->plan_demote(0, 100, 0, 10).id).ok());
+  EXPECT_EQ(directory->plan_demote(0, 100, 0, 10).id, 0);
+  store(KeyList(0, 1));
+  EXPECT_EQ(demote().keys, KeyList(0, 1).strings);
+}
+
+TEST_F(TwoTiers, APromotionThatReadNothingSaysNothingOfTheRecords) {
+  store(KeyList(0, 3)), demote();
+  store(KeyList(10, 14));
+  (void)directory->take_disk_events();
+  report(directory->plan_promote(0, KeyList(0, 3), 10).id, false, {}, {0, 1, 2});  // refused as a whole
+  EXPECT_EQ(directory->lookup(0, KeyList(0, 3)).disk, 3);
+  EXPECT_TRUE(directory->take_disk_events().freed.empty());
+  report(directory->plan_promote(0, KeyList(0, 3), 10).id, true, {1, 2}, {1});  // the last one does not verify
+  EXPECT_EQ(directory->lookup(0, KeyList(0, 3)).host, 1);
+  EXPECT_EQ(directory->states(0, KeyList(1, 3), true), (std::vector{EntryState::ready, EntryState::free}));
 }
 
 TEST_F(TwoTiers, ResetForgetsBothTiersAndWhatIsOnItsWay) {

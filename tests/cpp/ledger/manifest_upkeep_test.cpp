@@ -121,6 +121,59 @@ TEST_F(ManifestTest, NeverGrowsPastItsBound) {
   EXPECT_TRUE(reopen().empty()) << "what it no longer follows it must not name";
 }
 
+// Of a disk that is small: what all slots need of the file, several times.
+TEST_F(ManifestTest, TakesNoMoreThanItMayWithTheFileThatReplacesIt) {
+  options.most_bytes = 64 << 10;
+  options.slots = {100};
+  reopen();
+  std::int64_t most = 0;
+  for (int i = 1; i < 3000; ++i) {
+    free(i % 100), commit(i, i % 100, i);
+    std::int64_t both = bytes();
+    std::error_code none;
+    if (const auto fresh = std::filesystem::file_size(path() + ".new", none); !none) both += static_cast<long>(fresh);
+    most = std::max(most, both);
+    if (i % 50 != 0) continue;
+    EXPECT_TRUE(manifest->flush(soon()).ok());
+  }
+  EXPECT_LE(most, options.most_bytes);
+  EXPECT_GT(most, options.most_bytes / 4);
+  EXPECT_EQ(manifest->stats().off, "");
+  EXPECT_GT(manifest->stats().compactions, 10);
+  EXPECT_EQ(manifest->stats().dropped_records, 0);
+  EXPECT_EQ(reopen().size(), 100u);
+}
+
+TEST_F(ManifestTest, WithoutRoomCommitsAreDroppedAndFreesAreNot) {
+  options.most_bytes = 32 << 10;
+  options.slots = {100};
+  reopen();
+  fault::arm("file_open", 0, 1'000'000);  // it cannot be compacted
+  for (int i = 1; i < 3000; ++i) free(i % 100), commit(i, i % 100, i);
+  EXPECT_EQ(manifest->stats().off, "");
+  EXPECT_LE(bytes(), options.most_bytes / 2);
+  EXPECT_GT(manifest->stats().dropped_records, 1000);
+  fault::disarm_all();
+  EXPECT_TRUE(reopen().empty()) << "all these slots have other keys now";
+  for (int i = 0; i < 100; ++i) commit(i, i, 5000 + i);
+  EXPECT_EQ(reopen().size(), 100u);
+}
+
+TEST_F(ManifestTest, AFreeOfWhatIsNotNamedIsNotWritten) {
+  reopen();
+  const std::int64_t before = bytes();
+  free(5), free(5);
+  EXPECT_EQ(bytes(), before);
+  commit(1, 5, 1);
+  reopen();
+  free(5);
+  EXPECT_TRUE(reopen().empty());
+  commit(1, 5, 1);
+  EXPECT_TRUE(manifest->reset(soon()).ok());
+  free(5);
+  EXPECT_EQ(bytes(), before);
+}
+
 TEST_F(ManifestTest, AfterResetNothingOldIsFoundAndOldCommitsAreDropped) {
   reopen();
   const std::uint64_t identity = manifest->identity();

@@ -32,7 +32,7 @@ struct TwoGroups : testing::Test {
   }
   std::int64_t capacity(int group) const { return tier.groups()[group].policy->capacity(); }
 
-  Tier tier{"host", /*recorded=*/false};
+  Tier tier{"host", Medium::device};
   int next = 0;
 };
 
@@ -88,7 +88,7 @@ TEST_F(TwoGroups, ThePolicyItselfIsTold) {
 }
 
 TEST(OneGroup, HasAllThatIsReady) {
-  Tier tier("host", /*recorded=*/false);
+  Tier tier("host", Medium::device);
   EXPECT_TRUE(tier.open(100 * kSlot, {kSlot}, "adaptive").ok());
   tier.grow(10 * kSlot);
   EXPECT_EQ(tier.groups()[0].policy->capacity(), 10);

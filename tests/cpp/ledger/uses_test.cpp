@@ -54,7 +54,7 @@ TEST_P(EveryUse, KeepsAKey) {
 }
 
 TEST_F(Uses, ALookupAndTheStoreAfterItAreOneAlsoWhileSomebodyReadsTheKey) {
-  Tier tier("host", /*recorded=*/false);
+  Tier tier("host", Medium::device);
   ASSERT_TRUE(tier.open(10 * kSlot, {kSlot}, "s3fifo").ok());
   tier.grow(10 * kSlot);
   const KeyList keys(0, 1);
