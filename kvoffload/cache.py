@@ -122,8 +122,8 @@ class KVCache:
     def note_prefill(self, tokens: int, seconds: float, context_tokens: int = 0) -> None:
         """A step of the engine computed `tokens` of prompts, behind `context_tokens`, and took so long.
 
-        0 tokens: a step that only decoded. From the first call on `lookup` obeys the rule; after 16 steps with tokens it
-        goes by what they took.
+        0 tokens: a step that only decoded. From the first call on `lookup` obeys the rule, and after 16 steps with
+        tokens it goes by what they took.
         """
         if tokens < 0 or context_tokens < 0:
             raise InvalidInput(f"tokens {tokens!r}, context_tokens {context_tokens!r}: give numbers from 0 on")
