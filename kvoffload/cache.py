@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,7 @@ class KVCache:
         self._settling = threading.RLock()  # a signal handler may call in
         self._settling_now = False
         self._prefill_told = False
+        self._prefetches: dict[int, Callable[[], Prefetch | None]] = {}  # by job, as long as somebody has them
         self._directory: LedgerDir | None = None
         self._write_back: WriteBack | None = None
         self._stop_pump = threading.Event()
@@ -172,14 +174,18 @@ class KVCache:
         """
         self._settle()
         job = self._ledger.plan_promote(keys, group)
-        if job is not None:
-            try:
-                self._worth.began(job)
-                self._mover.submit_to_disk(job, self._deadline_seconds)
-            except KVOffloadError:  # the disk is off or has too much to do: what is there now is the answer
-                self._worth.ended(job.id)
-                self._ledger.abandon(job.id)
-        return Prefetch(self._ledger, keys, group, self._settle, self._wait_for_disk)
+        prefetch = Prefetch(self._ledger, keys, group, self._settle, self._wait_for_disk)
+        if job is None:
+            return prefetch
+        self._prefetches[job.id] = weakref.ref(prefetch)
+        try:
+            self._worth.began(job)
+            self._mover.submit_to_disk(job, self._deadline_seconds)
+        except KVOffloadError:  # the disk is off or has too much to do: what is there now is the answer
+            self._prefetches.pop(job.id, None)
+            self._worth.ended(job.id)
+            self._ledger.abandon(job.id)
+        return prefetch
 
     def reset(self) -> None:
         """Forget everything, durably. Stores in flight never become visible."""
@@ -282,9 +288,15 @@ class KVCache:
         ended += self._ledger.expire()
         for job in ended:
             self._worth.ended(job.id)
+            if prefetch := self._prefetches.pop(job.id, _nobody)():
+                prefetch.look()  # before anything is planned that could push its keys out
         if self._write_back is not None and (ended or pump or flush):
             self._write_back.ended(ended)
             self._write_back.pump(everything=flush)
+
+
+def _nobody() -> None:
+    """Of a job that no prefetch waits for."""
 
 
 def _step(cache: KVCache) -> bool:

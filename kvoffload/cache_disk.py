@@ -35,9 +35,10 @@ class PrefetchResult:
 
 
 class Prefetch:
-    """Keys on their way from disk to host memory. Once they are there they stay until `release`, or its `with` ends."""
+    """Keys on their way from disk to host memory. What is there stays until `release`, or its `with` ends."""
 
-    __slots__ = ("__weakref__", "_begun", "_group", "_hold", "_keys", "_ledger", "_result", "_settle", "_wait")
+    __slots__ = ("__weakref__", "_begun", "_group", "_hold", "_keys", "_ledger", "_lock", "_released", "_result",
+                 "_settle", "_wait")  # fmt: skip
 
     def __init__(
         self,
@@ -49,18 +50,32 @@ class Prefetch:
     ) -> None:
         self._ledger, self._keys, self._group, self._settle, self._wait = ledger, keys, group, settle, wait
         self._begun = time.monotonic()
-        self._hold: Hold | None = None
+        self._lock = threading.RLock()  # a signal handler may call in
+        self._released = False
         self._result: PrefetchResult | None = None
+        self._hold: Hold = ledger.hold(keys, group)  # what has no way to go must not be gone when the rest is there
 
     @property
     def result(self) -> PrefetchResult | None:
         """None while keys are on their way."""
         if self._result is None:
             self._settle()
-            if "filling" not in self._ledger.states(self._keys, self._group):
-                self._hold = self._ledger.hold(self._keys, self._group)
-                self._result = PrefetchResult(self._hold.keys_held, time.monotonic() - self._begun)
+            self.look()
         return self._result
+
+    def look(self) -> None:
+        """Whether all is there that will come: then it is held. Called when its job has ended, whoever may ask later,
+        or other prefetches would push it out meanwhile.
+        """
+        with self._lock:
+            if self._result is not None or "filling" in self._ledger.states(self._keys, self._group):
+                return
+            hold = self._ledger.hold(self._keys, self._group)
+            self._result = PrefetchResult(hold.keys_held, time.monotonic() - self._begun)
+            self._hold.release()
+            self._hold = hold
+            if self._released:
+                hold.release()
 
     def done(self) -> bool:
         """Whether nothing more will come."""
@@ -78,7 +93,8 @@ class Prefetch:
 
     def release(self) -> None:
         """Keys may be evicted again; a second time it does nothing."""
-        if self._hold is not None:
+        with self._lock:
+            self._released = True
             self._hold.release()
 
     def __enter__(self) -> Prefetch:
@@ -88,7 +104,8 @@ class Prefetch:
         self.release()
 
     def __del__(self) -> None:
-        self.release()
+        if hasattr(self, "_hold"):
+            self.release()
 
 
 class WriteBack:

@@ -85,6 +85,23 @@ def test_far_more_than_host_memory_holds_comes_back(tmp_path):
         assert sum(os.stat(path).st_blocks * 512 for path in rig.cache.stats()["mover"]["disk"]["paths"]) <= 2 << 20
 
 
+def test_what_was_prefetched_stays_however_late_it_is_asked_for(tmp_path):
+    with Rig(tmp_path) as rig:
+        rig.store_all(range(BLOCKS))
+        first = rig.cache.prefetch(KEYS[:8])
+        for at in range(8, BLOCKS, 8):  # far more than host memory has room for
+            rig.cache.prefetch(KEYS[at : at + 8]).wait(timeout_seconds=30)
+        assert first.wait(timeout_seconds=30).host == 8
+        rig.cache.load(KEYS[:8], list(range(8))).before()
+        assert all((rig.tensor[i] == i).all() for i in range(8))
+        first.release()
+        late = rig.cache.prefetch(KEYS[8:16])
+        late.release()  # before it is there: nothing stays held
+        late.wait(timeout_seconds=30)
+        del first, late
+        assert rig.cache.stats()["holds"] == 0
+
+
 def test_a_restart_knows_what_was_written(tmp_path):
     with Rig(tmp_path) as rig:
         rig.store_all(range(40))
