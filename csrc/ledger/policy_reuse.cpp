@@ -11,7 +11,8 @@ constexpr double kHorizon = 8;  // capacities: the age at which keys without use
 constexpr float kKept = 0.99f;  // of the counts, each time it learns
 // Before there are counts: this share of the keys of the lowest class that reach an age group is used in it, twice and
 // three times as many of the others. Believed as much as so many keys.
-constexpr float kPriorShare = 0.067f, kPriorKeys = 16;
+constexpr float kPriorShare = 0.067f, kPriorKeys = 16, kLikeBefore = 0.3f;
+constexpr float kOwnKeys = 1000;  // of a class that reached an age: then its own table is believed
 
 // Where an age group begins. In floating point the second one has a width, though no age is in it.
 float age_of(int group) { return static_cast<float>(2 + (group & 1)) * static_cast<float>(1ull << (group / 2)) / 2; }
@@ -64,18 +65,20 @@ void ReuseModel::learn(std::uint32_t now) {
 }
 
 // Of the keys that reach an age group, the share used in it. Keys lost sight of in it count half (the actuary's way).
-ReuseModel::Counts ReuseModel::used_shares(int key_class, const Counts& alive) const {
+ReuseModel::Shares ReuseModel::used_shares(int key_class, const Counts& alive) const {
   const LifeTable& table = tables_[key_class];
   const float prior = kPriorShare * static_cast<float>(key_class + 1);
-  Counts shares;
+  Shares shares;
   float share = prior, reached = 0;
   for (int age = 0; age < kAges; ++age) reached += table.ended[age] + alive[age];
   for (int age = 0; age < kAges; ++age) {
     const float ended = table.ended[age] + alive[age];
     const float at_risk = std::max(table.used[age], reached - (ended - table.used[age]) / 2);
-    // Where little was seen, like the group before.
-    share = (table.used[age] + kPriorKeys * (share + prior) / 2) / (at_risk + kPriorKeys);
-    shares[age] = share;
+    // Where little was seen, somewhat like the group before. Where all keys were used up to some age, none was seen
+    // after it: more of that would call old keys of a working set that is gone worth more than the new ones.
+    const float expected = kLikeBefore * share + (1 - kLikeBefore) * prior;
+    share = (table.used[age] + kPriorKeys * expected) / (at_risk + kPriorKeys);
+    shares.used[age] = share, shares.at_risk[age] = at_risk;
     reached -= ended;
   }
   return shares;
@@ -83,14 +86,14 @@ ReuseModel::Counts ReuseModel::used_shares(int key_class, const Counts& alive) c
 
 // From the oldest age group to the youngest: groups join to a stretch that is kept through as a whole while its later
 // part has the better rate.
-void ReuseModel::weigh(int key_class, const Counts& used_shares) {
+void ReuseModel::weigh(int key_class, const Shares& shares) {
   struct Stretch {
     float uses, time, left;  // of one key that enters it
   };
   std::array<Stretch, kAges> later;
   int count = 0;
   for (int age = kAges; age-- > 0;) {
-    const float share = used_shares[age];
+    const float share = shares.used[age];
     Stretch stretch{share, (age_of(age + 1) - age_of(age)) * (1 - share / 2), 1 - share};
     for (; count > 0 && later[count - 1].uses * stretch.time > stretch.uses * later[count - 1].time; --count) {
       stretch.uses += stretch.left * later[count - 1].uses;
@@ -100,8 +103,9 @@ void ReuseModel::weigh(int key_class, const Counts& used_shares) {
     later[count++] = stretch;
     float& worth = tables_[key_class].worth[age];
     worth = stretch.uses / stretch.time;
-    // The start of a prefix was used no less often than its end, and must not go first.
-    if (key_class > 0) worth = std::max(worth, tables_[key_class - 1].worth[age]);
+    // The start of a prefix was used no less often than its end, and must not go first; but a working set that is gone
+    // was used no less often than the one that came.
+    if (key_class > 0 && shares.at_risk[age] < kOwnKeys) worth = std::max(worth, tables_[key_class - 1].worth[age]);
   }
 }
 

@@ -42,12 +42,16 @@ class ReuseModel {
     Counts worth{};
   };
 
+  struct Shares {  // by age
+    Counts used, at_risk;
+  };
+
   static int age_group(std::uint32_t age) {
     const int log = std::bit_width(age | 1u) - 1;
     return log == 0 ? 0 : 2 * log + static_cast<int>(age >> (log - 1) & 1u);
   }
-  Counts used_shares(int key_class, const Counts& alive) const;
-  void weigh(int key_class, const Counts& used_shares);
+  Shares used_shares(int key_class, const Counts& alive) const;
+  void weigh(int key_class, const Shares& shares);
 
   std::uint32_t marks_end_ = ~0u;  // keys with a smaller mark are in the sample
   std::vector<Bucket> buckets_;

@@ -92,15 +92,20 @@ TEST_F(Reuse, UsesSeveralCapacitiesApartAreSeen) {
   EXPECT_LT(model.worth(0, 100000), model.worth(0, 50000) / 3);
 }
 
-TEST_F(Reuse, AHigherClassIsNeverWorthLess) {
+TEST_F(Reuse, AHigherClassIsNeverWorthLessWhileLittleIsKnownOfIt) {
   for (std::uint32_t gap : {0u, 1001u}) {
-    if (gap) run(gap, 20000, 1000);
+    if (gap) run(gap, 20000, 1000, 64);  // some 300 keys that were used again
     model.learn(20000);
     for (std::uint32_t age = 1; age < 1u << 30; age *= 2) {
       EXPECT_GE(model.worth(1, age), model.worth(0, age)) << age;
       EXPECT_GE(model.worth(2, age), model.worth(1, age)) << age;
     }
   }
+}
+
+TEST_F(Reuse, AClassOfWhichMuchIsKnownIsJudgedByItself) {
+  run(1001, 50000, 1000);  // the second use is the last one
+  EXPECT_LT(model.worth(1, 900), model.worth(0, 900) / 10);
 }
 
 TEST_F(Reuse, KnowingNothingTheOldestIsWorthLeast) {

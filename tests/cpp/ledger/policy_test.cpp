@@ -1,6 +1,7 @@
 // What holds for every policy: owners may do anything in any order, and no pinned or erased node is ever the victim.
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <random>
 #include <set>
 #include <string>
@@ -222,6 +223,36 @@ TEST(Adaptive, IsNearLruWhereRecencyDecides) {
   const std::int64_t lru = hits_when_recency_decides("lru");
   EXPECT_GT(lru, 48000);
   EXPECT_GT(hits_when_recency_decides("adaptive"), lru * 99 / 100);
+}
+
+// Some prompts of 32 keys, all of them asked for `passes` times in turn: the share of keys that were there, last time.
+double last_pass(PolicyReplay& cache, std::uint64_t first_key, std::int64_t prompts, int passes) {
+  std::int64_t hits = 0;
+  for (int pass = 0; pass < passes; ++pass) {
+    hits = 0;
+    for (std::int64_t prompt = 0; prompt < prompts; ++prompt) {
+      Keys keys(32);
+      std::iota(keys.begin(), keys.end(), first_key + 32 * prompt);
+      hits += cache.request(keys);
+    }
+  }
+  return static_cast<double>(hits) / static_cast<double>(32 * prompts);
+}
+
+TEST(Adaptive, AWorkingSetThatIsGoneMakesWayForTheNextOne) {
+  PolicyReplay cache(make_policy("adaptive"), 8000);
+  for (std::uint64_t set = 0; set < 4; ++set) {
+    EXPECT_GE(last_pass(cache, set << 32, 200, 2), 0.95) << "set " << set << ", the first time it comes back";
+    EXPECT_EQ(last_pass(cache, set << 32, 200, 3), 1);
+  }
+}
+
+TEST(Adaptive, PromptsThatWereUsedTwiceAndNeverAgainMakeWayToo) {
+  PolicyReplay cache(make_policy("adaptive"), 8176);
+  std::uint64_t next = 1;
+  for (const std::int64_t prompts : {1, 4, 16, 64, 128})
+    for (int i = 0; i < 3; ++i, next += 1 << 20) EXPECT_EQ(last_pass(cache, next, prompts, 2), 1) << prompts;
+  EXPECT_GE(last_pass(cache, next, 200, 2), 0.95);
 }
 
 TEST(Adaptive, RemembersInNoMoreThan24BytesAKey) {
