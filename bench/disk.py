@@ -4,7 +4,7 @@
     disk.py --only {fio|gpu} ...                   one of them
 
 `disk.{read,write}.*`, `crc.*`: what `kvoffload bench disk` measures with records of 2 MiB. `disk.to_gpu.*`: chunks of
-2 MiB of a cache whose host memory is a small part of what is on its disk, prefetched 32 MiB at a time, eight batches
+2 MiB of a cache whose host memory is a small part of what is on its disk, prefetched 32 MiB at a time, four batches
 ahead, and loaded into GPU memory as they come, until a spinning caller sees the last one there; against fio at its
 best reading the same slab, taking turns, and against the link (large copies in the same process), whichever is slower.
 Random data; what arrives is compared with what was stored.
@@ -29,7 +29,7 @@ from kvoffload.config import parse_size
 
 RECORD_BYTES, PAGE_BYTES = 2 << 20, 64 << 10
 PER_CHUNK = RECORD_BYTES // PAGE_BYTES
-GPU_CHUNKS, BATCH, AHEAD, PAIRS = 512, 16, 8, 5
+GPU_CHUNKS, BATCH, AHEAD, PAIRS = 512, 16, 4, 5
 WAIT_SECONDS = 120.0
 
 
@@ -42,7 +42,7 @@ class ToGpu:
         layout = kv.KVLayout.from_tensors(self.tensor, tokens_per_block=16, blocks_per_chunk=PER_CHUNK)
         slot_bytes = layout.groups[0].slot_bytes
         self.cache = kv.KVCache(
-            layout, host=slot_bytes * max(chunks // 8, 2 * AHEAD * BATCH), disk=directory,
+            layout, host=slot_bytes * max(chunks // 8, 4 * AHEAD * BATCH), disk=directory,
             disk_size=slot_bytes * chunks * 5 // 4, write_through=True, background=False, namespace="bench",
         )  # fmt: skip
         self.chunks, self.blocks = chunks, np.arange(len(self.tensor)).reshape(2, GPU_CHUNKS, PER_CHUNK)

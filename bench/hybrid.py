@@ -27,7 +27,7 @@ from replay import Requests, read_trace, results
 import kvoffload as kv
 from kvoffload import _C
 from kvoffload.cache_disk import UNWRITTEN_SHARE
-from kvoffload.disk import MANIFEST_SHARE
+from kvoffload.config import MANIFEST_SHARE
 
 HOST_BLOCKS, DISK_BLOCKS, DEVICE_BLOCKS = 512, 4096, 512
 BLOCK_BYTES = 8192 - 512

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -19,6 +20,8 @@ IN_FLIGHT_SHARE, MOST_JOB_KEYS = 8, 32
 MOST_IN_FLIGHT_KEYS = 2048
 # With write-back, what is not on disk yet may fill this share of host memory before anything is written.
 UNWRITTEN_SHARE = 16
+# What is on its way from disk, and what a disk that hung still holds of it: at most this share of host memory.
+PROMOTED_SHARE = 2
 PUMP_SECONDS = 0.2
 
 
@@ -37,8 +40,8 @@ class PrefetchResult:
 class Prefetch:
     """Keys on their way from disk to host memory. What is there stays until `release`, or its `with` ends."""
 
-    __slots__ = ("__weakref__", "_begun", "_group", "_hold", "_keys", "_ledger", "_lock", "_released", "_result",
-                 "_settle", "_wait")  # fmt: skip
+    __slots__ = ("__weakref__", "_begun", "_group", "_hold", "_keys", "_ledger", "_lock", "_process", "_released",
+                 "_result", "_settle", "_wait")  # fmt: skip
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class Prefetch:
         wait: Callable[[float], None],
     ) -> None:
         self._ledger, self._keys, self._group, self._settle, self._wait = ledger, keys, group, settle, wait
-        self._begun = time.monotonic()
+        self._begun, self._process = time.monotonic(), os.getpid()
         self._lock = threading.RLock()  # a signal handler may call in
         self._released = False
         self._result: PrefetchResult | None = None
@@ -104,7 +107,7 @@ class Prefetch:
         self.release()
 
     def __del__(self) -> None:
-        if hasattr(self, "_hold"):
+        if hasattr(self, "_hold") and self._process == os.getpid():  # a fork's copy may find locks taken for ever
             self.release()
 
 

@@ -6,8 +6,6 @@ import math
 from collections import deque
 from typing import NamedTuple
 
-import numpy as np
-
 # Steps with prefill before the fit is believed. A step that is 1, 2, ... times so many back counts 1/e, 1/e^2, ...
 LEAST_SAMPLES, MEMORY_STEPS = 16, 128
 # A step counts as no more than so many times what was expected, and no less than its inverse: it may have been a
@@ -15,6 +13,7 @@ LEAST_SAMPLES, MEMORY_STEPS = 16, 128
 MOST_SURPRISE = 4.0
 # Keeps the equations solvable when all steps are alike; what they say is then shared evenly.
 RIDGE = 1e-9
+KEPT = 1 - 1 / MEMORY_STEPS
 
 
 class Work(NamedTuple):
@@ -50,7 +49,10 @@ class PrefillFit:
 
     def __init__(self) -> None:
         self.samples = 0  # steps with prefill
-        self._moments = np.zeros((2, 3, 4))  # without and with prefill: rows times (row, seconds)
+        # Until it is ready, steps without and with prefill: what they took and what they computed.
+        self._first: tuple[list[tuple[float, Work]], list[tuple[float, Work]]] = ([], [])
+        # Without and with prefill: rows times (row, seconds). Lists, as numpy is slow with so few numbers.
+        self._moments = [[[0.0] * 4 for _ in range(3)] for _ in range(2)]
         self._factors: tuple[float, float, float] | None = None  # a, b, c; None: to be computed anew
 
     @property
@@ -60,17 +62,30 @@ class PrefillFit:
 
     def note(self, work: Work, seconds: float) -> None:
         """A step took so long."""
-        if not (math.isfinite(seconds) and seconds > 0):
+        if not (math.isfinite(seconds) and math.isfinite(work.pairs) and seconds > 0):
             return
         if self.ready:
-            expected = self.factors()[0] + self.seconds_of(work)
-            if expected > 0:
-                seconds = min(max(seconds, expected / MOST_SURPRISE), expected * MOST_SURPRISE)
-        row = np.array([1.0, work.tokens, work.pairs])
-        moments = self._moments[int(work.tokens > 0)]
-        moments *= 1 - 1 / MEMORY_STEPS
-        moments += np.outer(row, [*row, seconds])
+            self._add(work, seconds, limited=True)
+        elif len(self._first[int(work.tokens > 0)]) < LEAST_SAMPLES:
+            self._first[int(work.tokens > 0)].append((seconds, work))
         self.samples += work.tokens > 0
+        if self.samples == LEAST_SAMPLES and work.tokens > 0:
+            self._begin()
+
+    def _begin(self) -> None:
+        """The first steps, from the shortest on: an engine compiles in some of them, which are held to the others."""
+        for rank, (seconds, work) in enumerate(sorted(self._first[0] + self._first[1])):
+            self._add(work, seconds, limited=rank >= LEAST_SAMPLES // 2)
+        self._first = ([], [])
+
+    def _add(self, work: Work, seconds: float, *, limited: bool) -> None:
+        expected = self.factors()[0] + self.seconds_of(work) if limited else 0.0
+        if expected > 0:
+            seconds = min(max(seconds, expected / MOST_SURPRISE), expected * MOST_SURPRISE)
+        row = (1.0, float(work.tokens), float(work.pairs))
+        for left, sums in zip(row, self._moments[int(work.tokens > 0)], strict=True):
+            for column, right in enumerate((*row, seconds)):
+                sums[column] = sums[column] * KEPT + left * right
         self._factors = None
 
     def seconds_of(self, work: Work) -> float:
@@ -84,21 +99,33 @@ class PrefillFit:
         return self._factors
 
     def _solve(self) -> tuple[float, float, float]:
-        moments = self._moments.sum(axis=0)
-        scale = np.sqrt(np.diag(moments))
-        scale[scale == 0] = 1.0
-        left = moments[:, :3] / np.outer(scale, scale) + RIDGE * np.eye(3)
-        right = moments[:, 3] / scale
+        without, with_prefill = self._moments
+        moments = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(without, with_prefill, strict=True)]
+        scale = [math.sqrt(moments[i][i]) or 1.0 for i in range(3)]
+        right = [moments[i][3] / scale[i] for i in range(3)]
+        left = [[moments[i][j] / (scale[i] * scale[j]) + RIDGE * (i == j) for j in range(3)] for i in range(3)]
         kept = [0, 1, 2]
+        solution: list[float] = []
         while kept:
-            solution = np.linalg.solve(left[np.ix_(kept, kept)], right[kept])
-            if solution.min() >= 0:
+            solution = _solve_equations([[*(left[i][j] for j in kept), right[i]] for i in kept])
+            if min(solution) >= 0:
                 break
-            del kept[int(solution.argmin())]
+            del kept[solution.index(min(solution))]
         factors = [0.0, 0.0, 0.0]
         for index, value in zip(kept, solution if kept else (), strict=True):
-            factors[index] = float(value / scale[index])
+            factors[index] = value / scale[index]
         return factors[0], factors[1], factors[2]
+
+
+def _solve_equations(rows: list[list[float]]) -> list[float]:
+    """Of n rows of n coefficients and the right side, by elimination; symmetric and positive definite: no pivoting."""
+    count = len(rows)
+    for i in range(count):
+        for k in range(count):
+            if k != i:
+                share = rows[k][i] / rows[i][i]
+                rows[k] = [a - share * b for a, b in zip(rows[k], rows[i], strict=True)]
+    return [row[count] / row[i] for i, row in enumerate(rows)]
 
 
 class StepTimes:

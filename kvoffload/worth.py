@@ -6,9 +6,11 @@ import difflib
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any, Literal, get_args
 
 from kvoffload.errors import InvalidInput
+from kvoffload.hits import first_needed_token
 from kvoffload.messages import Job, JobResult
 from kvoffload.prefill import PrefillFit, Work
 
@@ -63,6 +65,9 @@ class TierSpeed:
         if moved_bytes > 0 and seconds > 0:
             expected = moved_bytes * self.seconds_per_byte if self._ranks else seconds
             jobs = self._ranks.setdefault(rank, deque(maxlen=MEMORY_JOBS))
+            if len(jobs) == 1:  # nobody knew what to expect of the first one
+                first_bytes, first_seconds = jobs.pop()
+                jobs.append((first_bytes, min(first_seconds, MOST_SURPRISE * first_bytes * seconds / moved_bytes)))
             jobs.append((moved_bytes, min(seconds, expected * MOST_SURPRISE)))
 
     @property
@@ -82,8 +87,8 @@ def _seconds_per_byte(jobs: Iterable[tuple[float, float]]) -> float:
 class Worth:
     """The rule: how much of a hit is taken. It also learns the tiers' speeds and counts what it refuses.
 
-    slot_bytes, tokens_per_chunk: of each group. disk_read_bytes_per_second: as probed, 0: unknown. counters: gets
-    `refused_host_tokens`, `refused_disk_tokens`, `tried_anyway_tokens`. Any thread may call.
+    slot_bytes, tokens_per_chunk, window_tokens (as GroupKeys'): of each group. disk_read_bytes_per_second: as probed,
+    0: unknown. counters: gets `refused_host_tokens`, `refused_disk_tokens`, `tried_anyway_tokens`. Any thread may call.
 
     >>> worth = Worth("auto", slot_bytes=[4096], tokens_per_chunk=[16], disk_read_bytes_per_second=10**6)
     >>> worth.best_end(start=0, host_end=32, end=320)  # nothing known but a slow disk: what host memory has
@@ -97,12 +102,14 @@ class Worth:
     def __init__(
         self, mode: WorthLoading, slot_bytes: Sequence[int], tokens_per_chunk: Sequence[int],
         disk_read_bytes_per_second: float = 0, *, fit: PrefillFit | None = None, counters: Counter[str] | None = None,
+        window_tokens: Sequence[int | None] = (),
     ) -> None:  # fmt: skip
         self.mode = check_worth_loading(mode)
         self.fit = PrefillFit() if fit is None else fit
         self.counters: Counter[str] = Counter() if counters is None else counters
         self._slot_bytes = tuple(slot_bytes)
-        self._token_bytes = sum(map(float.__truediv__, map(float, slot_bytes), map(float, tokens_per_chunk)))
+        token_bytes = map(float.__truediv__, map(float, slot_bytes), map(float, tokens_per_chunk))
+        self._token_bytes = tuple(zip_longest(token_bytes, window_tokens))
         self._probed = disk_read_bytes_per_second or USUAL_DISK_BYTES_PER_SECOND
         self._tiers = {"load": TierSpeed(), "promote": TierSpeed(self._probed)}
         self._open: dict[int, tuple[TierSpeed, int, int]] = {}  # job -> tier, its bytes, those queued before it
@@ -157,7 +164,8 @@ class Worth:
             return start if self.mode == "never" else end
         with self._lock:
             if not self.fit.ready:
-                return end if self._token_bytes / self._probed < COLD_TOKEN_SECONDS else host_end
+                probed_seconds = self._bytes(start, host_end, end) / self._probed
+                return end if probed_seconds < COLD_TOKEN_SECONDS * (end - host_end) else host_end
             weight = BUSY_WEIGHT if busy else 1.0
             gains = {
                 to: weight * self.fit.seconds_of(Work.of(to - start, start)) - self.load_seconds(start, host_end, to)
@@ -169,10 +177,15 @@ class Worth:
 
     def load_seconds(self, start: int, host_end: int, end: int) -> float:
         """Until the tokens from `start` to `end` are on the GPU; those behind `host_end` are on disk."""
-        seconds = self._tiers["load"].seconds((end - start) * self._token_bytes)
+        seconds = self._tiers["load"].seconds(self._bytes(start, start, end))
         if end > host_end:
-            seconds += self._tiers["promote"].seconds((end - host_end) * self._token_bytes)
+            seconds += self._tiers["promote"].seconds(self._bytes(start, host_end, end))
         return seconds
+
+    def _bytes(self, start: int, here: int, end: int) -> float:
+        """Of what the groups need of a hit from `start` to `end`, those behind `here`."""
+        needs = ((per_token, first_needed_token(start, end, window)) for per_token, window in self._token_bytes)
+        return sum(per_token * (end - max(first, here)) for per_token, first in needs)
 
     def try_anyway(self) -> bool:
         """A hit is about to be refused, in part or as a whole. Whether this is the one that is taken to see."""

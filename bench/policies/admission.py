@@ -51,7 +51,7 @@ def run(admission: str, share: float, requests: Requests) -> dict[str, float]:
 def end(directory: _C.Directory, job: tuple | None) -> bool:
     """The one rank has done it at once."""
     if job is not None:
-        directory.report(0, [(job[0], True, ())])
+        directory.report(0, [(job[0], True, (), ())])
     return job is not None
 
 

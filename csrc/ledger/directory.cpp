@@ -6,8 +6,6 @@ namespace kvo {
 
 namespace {
 
-// A key whose demotions failed is tried again when it is used, so often in all while it stays in host memory.
-constexpr int kMostDemotions = 4;
 // Keys of a group that wait for the disk, where host memory has not more slots; further ones are not demoted.
 constexpr std::int64_t kMostWaiting = 1 << 16;
 
@@ -209,7 +207,7 @@ void Directory::want_on_disk(const std::vector<Entry*>& entries, bool at_use) {
   if (!disk_open()) return;
   for (Entry* entry : entries) {
     if (at_use && !admission_.at_later_use() && entry->failed_demotions == 0) continue;
-    if (entry->wanted_on_disk || entry->failed_demotions >= kMostDemotions) continue;
+    if (entry->wanted_on_disk || (entry->failed_demotions >= kMostDemotions && !disk_takes_)) continue;
     if (disk_.find(entry->group, entry->key.view())) continue;
     std::deque<std::string>& keys = waiting_[entry->group];
     const std::int64_t most = std::max(kMostWaiting, host_.pool().counts(entry->group).capacity);

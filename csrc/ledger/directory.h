@@ -163,6 +163,9 @@ class Directory {
     bool failed = false, given_up = false;
   };
 
+  // A key whose demotions failed is tried again when it is used; after so many only once others succeed again.
+  static constexpr int kMostDemotions = 4;
+
   static Medium medium_of(JobKind kind) {
     return kind == JobKind::demote || kind == JobKind::promote ? Medium::disk : Medium::device;
   }
@@ -192,6 +195,7 @@ class Directory {
   AdmissionFilter admission_;
   WriteBudget budget_;
   std::vector<std::deque<std::string>> waiting_;  // per group: keys that may go to disk
+  bool disk_takes_ = true;                        // the last demotion that ended was one
   std::vector<Record> committed_;
   std::int64_t last_id_ = 0;  // of jobs and holds
   std::int64_t epoch_ = 0, next_sequence_ = 1;

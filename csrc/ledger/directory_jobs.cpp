@@ -56,6 +56,7 @@ void Directory::fail(Job& job, const Report& report) {
 FinishedJob Directory::finish(std::int64_t id, Job& job) {
   const bool ok = !job.failed && !job.given_up;
   if (!ok && !job.given_up) ++counters_.failed_jobs;
+  if (job.kind == JobKind::demote) disk_takes_ = ok;
   std::vector<Entry*> ready;
   for (std::size_t i = 0; ok && i < job.fills.size(); ++i) {
     Entry* entry = job.fills[i];
@@ -85,7 +86,8 @@ void Directory::hand_on_use(Entry& record, Entry& entry) {
 void Directory::release_job(Job& job) {
   for (std::size_t i = 0; job.kind == JobKind::demote && i < job.reads.size(); ++i) {
     job.reads[i]->being_demoted = false;
-    if (job.fills[i]->state == EntryState::dead) ++job.reads[i]->failed_demotions;
+    if (job.fills[i]->state == EntryState::dead && job.reads[i]->failed_demotions < kMostDemotions)
+      ++job.reads[i]->failed_demotions;
   }
   const auto release = [&](Tier& tier, const std::vector<Entry*>& entries) {
     for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {

@@ -154,6 +154,29 @@ def test_a_write_that_failed_is_tried_again_when_the_key_is_used(open_rig):
         assert rig.fetch(list(range(4))) == 4
 
 
+def test_keys_in_use_while_the_disk_was_off_are_written_when_it_works_again(open_rig, monkeypatch):
+    monkeypatch.setattr(kv.disk, "RETRY_SECONDS", 0.01)
+    with open_rig() as rig:
+        _C.fault_arm("io_eio", 0, 1 << 40)
+        rig.store(range(8))
+        for _ in range(20):
+            rig.cache.lookup(KEYS[:8])
+            rig.cache._settle(pump=True)
+            threading.Event().wait(0.02)
+        assert off(rig)
+        _C.fault_disarm_all()
+
+        def works():
+            rig.cache._ledger.forget(KEYS[8:9])
+            rig.store([8])
+            return not off(rig)
+
+        until(works)
+        until(lambda: rig.cache.lookup(KEYS[:9]).host == 9 and rig.cache.stats()["disk"]["ready_keys"] == 9)
+    with open_rig() as rig:
+        assert rig.fetch(list(range(9))) == 9
+
+
 @pytest.mark.parametrize("point", ["slab_open", "slab_enospc"])
 def test_an_opening_that_fails_is_said_and_leaves_the_directory_free(tmp_path, point):
     _C.fault_arm(point, 0, 1)
@@ -161,3 +184,21 @@ def test_an_opening_that_fails_is_said_and_leaves_the_directory_free(tmp_path, p
         Rig(tmp_path)
     with Rig(tmp_path) as rig:
         rig.store_all(range(8))
+
+
+def test_a_disk_whose_reads_hang_leaves_half_of_host_memory(tmp_path):
+    with Rig(tmp_path, policy="lru", deadline_seconds=0.2) as rig:
+        rig.store_all(range(STORED))
+        submit = rig.cache._mover.submit_to_disk
+        rig.cache._mover.submit_to_disk = lambda *_: None
+        for first in range(0, 32, 8):
+            rig.cache.prefetch(KEYS[first : first + 8])
+        stats = rig.cache.stats()
+        assert stats["filling_keys"] == HOST_KEYS // 2
+        while stats["filling_keys"]:
+            threading.Event().wait(0.05)
+            stats = rig.cache.stats()
+        rig.cache._mover.submit_to_disk = submit
+        before = stats["dropped_keys"]
+        rig.store(range(STORED, STORED + 8))
+        assert rig.cache.stats()["dropped_keys"] == before

@@ -1,5 +1,6 @@
 """What is learnt of prefill from the times of an engine's steps. No clock: times are made up."""
 
+import math
 import random
 
 import pytest
@@ -129,3 +130,26 @@ def test_steps_that_overlap():
     assert len(notes.seen) == 3
     times.planned(22.0, D)
     assert notes.seen[3:] == [(B, 0.999)]
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_left_out(number):
+    fit = taught()
+    learnt = fit.factors()
+    fit.note(Work.of(100, 0), number)
+    fit.note(Work.of(number, 0), 1.0)
+    fit.note(Work.of(100, number), 1.0)
+    assert fit.factors() == learnt
+
+
+@pytest.mark.parametrize("slow", [(0,), (5, 6, 7), (15,)])
+@pytest.mark.parametrize("seconds", [1.0, 3600.0])
+def test_first_steps_that_compiled_are_held_to_the_others(slow, seconds):
+    chance, fit = random.Random(1), PrefillFit()
+    for i in range(LEAST_SAMPLES):
+        work = Work.of(chance.randrange(16, 4096), chance.randrange(0, 8192))
+        fit.note(Work(0, 0.0), seconds if i in slow else BASE)
+        fit.note(work, seconds if i in slow else seconds_of(work))
+    assert fit.ready
+    work = Work.of(2048, 0)
+    assert 0.3 < fit.seconds_of(work) / seconds_of(work, base=0) < 3

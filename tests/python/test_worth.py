@@ -10,9 +10,11 @@ from kvoffload.prefill import LEAST_SAMPLES, Work
 from kvoffload.worth import (
     BUSY_WEIGHT,
     COLD_TOKEN_SECONDS,
+    MOST_SURPRISE,
     SLACK_SECONDS,
     TRY_ONE_IN,
     USUAL_DISK_BYTES_PER_SECOND,
+    TierSpeed,
     Worth,
 )  # fmt: skip
 
@@ -51,6 +53,16 @@ def test_before_there_are_samples_the_probed_speed_decides_for_the_disk_and_host
     assert make(probed=limit * 0.99).best_end(0, 0, 64) == 0
     assert make(probed=limit * 1.01, promote=1.0, load=1.0).best_end(0, 32, 64) == 64  # measured, but against what?
     assert limit > USUAL_DISK_BYTES_PER_SECOND and make().best_end(0, 32, 64) == 32
+
+
+def test_of_a_window_only_its_end_is_loaded():
+    worth = Worth("auto", [SLOT, SLOT], [CHUNK, CHUNK], window_tokens=[None, 2 * CHUNK])
+    for kind in ("load", "promote"):
+        for _ in range(40):
+            move(worth, kind, 1.0)
+    assert worth.load_seconds(0, 10 * CHUNK, 10 * CHUNK) == pytest.approx((10 + 2) * SLOT)
+    assert worth.load_seconds(9 * CHUNK, 10 * CHUNK, 10 * CHUNK) == pytest.approx((1 + 1) * SLOT)
+    assert worth.load_seconds(0, 9 * CHUNK, 10 * CHUNK) == pytest.approx((10 + 2 + 1 + 1) * SLOT)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +167,14 @@ def test_one_stall_does_not_shut_out_a_disk():
     for _ in range(8):
         move(worth, "promote", 1.0)
     assert worth.best_end(0, 0, 640) == 0
+
+
+def test_a_first_load_that_stalled_is_held_to_the_second():
+    tier = TierSpeed()
+    tier.note(0, 1e6, 60.0)
+    assert tier.seconds(1e6) == 60.0
+    tier.note(0, 2e6, 2e-4)
+    assert tier.seconds(1e6) <= MOST_SURPRISE * 1e-4
 
 
 def test_a_busy_gpu_makes_longer_loads_worth_it_but_not_any():

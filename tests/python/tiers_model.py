@@ -105,6 +105,7 @@ class TiersModel:
         self.wanted: set[Entry] = set()  # in host memory, waiting for the disk
         self.being_demoted: set[Entry] = set()
         self.failed_demotions: Counter[Entry] = Counter()
+        self.disk_takes = True
         self.counters: Counter[str] = Counter()
 
     def reads_from(self, kind: str) -> TierModel:
@@ -131,7 +132,7 @@ class TiersModel:
 
     def want_on_disk(self, entries: list[Entry]) -> None:
         for entry in entries:
-            busy = entry in self.wanted or self.failed_demotions[entry] >= 4
+            busy = entry in self.wanted or (self.failed_demotions[entry] >= 4 and not self.disk_takes)
             if not busy and not self.disk.find(entry.group, entry.key):
                 self.wanted.add(entry)
                 self.waiting[entry.group].append(entry.key)
@@ -260,6 +261,8 @@ class TiersModel:
     def finish(self, job_id: int, job: TiersJob) -> list[Finished]:
         good = not job.failed and not job.given_up
         self.counters["failed_jobs"] += not good and not job.given_up
+        if job.kind == "demote":
+            self.disk_takes = good
         ready = [entry for entry in job.fills if good and entry.state == "filling"]
         for entry in ready:
             entry.state = "ready"
