@@ -8,6 +8,8 @@
 #   h200.sh disk [ARGUMENT...]    the disk tier beside fio (on PATH), and from disk to the GPU: see bench/disk.py
 #   h200.sh vllm-install DIR      install one part of a packed vLLM (DIR/install.sh)
 #   h200.sh vllm-order [RUNNER]   order and bytes inside a real vLLM; KVO_ORDER_MODES=plain,nofence picks modes
+#   h200.sh vllm-verify [RUNNER]  every block's bytes at store and load, in a real vLLM under load; KVO_VERIFY_MODES=graphs,eager
+#   h200.sh vllm-sched            what our scheduler half adds to a step; wants a machine to itself, no GPU
 #   h200.sh e2e SYSTEM-RUNNER...  time to first token and throughput: {none|native|lmcache|kvoffload}-{v1|v2}
 # KVO_COMMIT names the commit that is measured.
 set -euo pipefail
@@ -65,7 +67,8 @@ case "$stage" in
   micro) for name in ${*:-pool submit gil transfer interference}; do echo "== $name"; python3 "bench/$name.py"; done ;;
   disk) python3 bench/disk.py "$@" ;;
   vllm-install) bash "$1/install.sh" && echo "installed $1" ;;
-  vllm-order | e2e)
+  vllm-sched) . "$HOME/vllm-site/env.sh" && python3 bench/sched.py "$@" ;;
+  vllm-order | vllm-verify | e2e)
     . "$HOME/vllm-site/env.sh"
     if [ "$stage" = e2e ]; then
       export KVO_E2E_LOCK="${KVO_E2E_LOCK:-/tmp/e2e.lock}"  # one after the other, but for their imports
@@ -76,7 +79,7 @@ case "$stage" in
       wait
       for run in "$@"; do grep -E '^(e2e|PROBLEM)|kvoffload: host' "/tmp/e2e-$run.log" | cut -c1-250; done
     else
-      python3 tests/gpu/vllm_order.py "$@"
+      python3 "tests/gpu/${stage/-/_}.py" "$@"
     fi
     ;;
   *) echo "h200.sh: no stage '$stage'; see the head of this file" >&2; exit 2 ;;

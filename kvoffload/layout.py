@@ -94,7 +94,7 @@ class KVLayout:
         tokens_per_block: int | Sequence[int],
         block_dim: int | Sequence[int] | Mapping[Name, int] = 0,
         groups: Sequence[Sequence[Name]] | None = None,
-        blocks_per_chunk: int | Sequence[int] | None = None,
+        blocks_per_chunk: int | Sequence[int | None] | None = None,
         page_bytes: int | Sequence[int] | Mapping[Name, int] | None = None,
         num_blocks: int | Sequence[int] | None = None,
     ) -> KVLayout:

@@ -15,7 +15,7 @@ from vllm.platforms import current_platform
 
 from kvoffload.errors import Unsupported
 from kvoffload.layout import KVLayout
-from kvoffload.vllm import recipe, start, support
+from kvoffload.vllm import life, recipe, start, support
 from kvoffload.vllm.log_lines import show_log_lines
 from kvoffload.vllm.metadata import Greeting, StepPlan
 from kvoffload.vllm.metrics import KVOffloadPromMetrics
@@ -55,8 +55,11 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._half: LedgerHalf | MoverHalf | None = None
         self._ended = Ended()
         self._changes = Changes("ledger")
-        if role == KVConnectorRole.SCHEDULER:
+        if role == KVConnectorRole.WORKER:
+            life.watch_worker(vllm_config)
+        else:
             start.log_notes(recipe.translate(given)[1])
+            life.watch_engine()
             self._half = start.make_ledger_half(self._options, vllm_config, kv_cache_config)
 
     @property
@@ -173,6 +176,11 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_worker_meta(self) -> base.KVConnectorWorkerMetadata | None:
         return self.mover_half.report()
 
+    def before_sleep(self) -> None:
+        """The KV tensors' memory is about to go. Raises WaitTimeout when copies cannot be kept from it."""
+        if isinstance(self._half, MoverHalf):
+            self._half.quiesce()
+
     # ---- scheduler
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
@@ -216,3 +224,6 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def reset_cache(self) -> bool:
         return self.ledger_half.reset()
+
+    def new_weights(self, event: str) -> None:
+        self.ledger_half.new_weights(event)

@@ -45,9 +45,7 @@ class DiskPlans:
         """
         on_their_way = False
         for group in groups if not state.disk_failed else ():
-            first = state.local_tokens // group.tokens_per_chunk
-            here, end = hit.host_tokens // group.tokens_per_chunk, hit.tokens // group.tokens_per_chunk
-            keys = group.keys[here - first : end - first]
+            keys = group.beyond(state.local_tokens, hit.host_tokens, hit.tokens)
             on_their_way |= self._promote(state, keys, group.group)
         return on_their_way
 

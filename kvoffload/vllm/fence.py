@@ -21,32 +21,22 @@ class Fence:
     """
 
     def __init__(self) -> None:
-        self._readers: dict[int, list[int]] = {}  # block -> jobs
-        self._blocks: dict[int, tuple[int, ...]] = {}  # job -> blocks
-        self._fresh: list[int] = []
+        self._blocks: dict[int, frozenset[int]] = {}  # job -> blocks; no more jobs than a mover queues
+        self._fresh: set[int] = set()
 
-    def reading(self, job: int, blocks: tuple[int, ...]) -> None:
-        self._blocks[job] = blocks
-        for block in blocks:
-            self._readers.setdefault(block, []).append(job)
+    def reading(self, job: int, blocks: Iterable[int]) -> None:
+        self._blocks[job] = frozenset(blocks)
 
     def done(self, job: int) -> None:
-        for block in self._blocks.pop(job, ()):
-            readers = self._readers[block]
-            readers.remove(job)
-            if not readers:
-                del self._readers[block]
+        self._blocks.pop(job, None)
 
     def hand_out(self, blocks: Iterable[int]) -> None:
         """Blocks given out in this schedule(): the step, or a load of this step, writes them."""
-        self._fresh.extend(blocks)
+        self._fresh.update(blocks)
 
     def jobs_to_flush(self) -> tuple[int, ...]:
         """Once a step. A flushed job is forgotten: everything later on the device comes after it."""
-        jobs: set[int] = set()
-        if self._readers:
-            for block in self._fresh:
-                jobs.update(self._readers.get(block, ()))
+        jobs = [job for job, blocks in self._blocks.items() if not blocks.isdisjoint(self._fresh)]
         self._fresh.clear()
         for job in jobs:
             self.done(job)

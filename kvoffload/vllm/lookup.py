@@ -9,8 +9,11 @@ from kvoffload.hits import GroupHit, GroupKeys
 from kvoffload.ledger import Ledger
 from kvoffload.vllm.disk_plans import DiskPlans
 from kvoffload.vllm.groups import ChunkGroup
-from kvoffload.vllm.requests import Answer, RequestState
+from kvoffload.vllm.requests import Answer, RequestState, Stamp
 from kvoffload.worth import Worth
+
+# An engine that computes and loads nothing in so many steps: whatever steps in flight held is free by then.
+STUCK_STEPS = 4
 
 
 class Lookup:
@@ -32,6 +35,7 @@ class Lookup:
         self.generation = 0
         self.busy = False  # the GPU had no time left in the last step
         self.joins = True  # False without vLLM's own prefix cache: what is loaded for another request is no hit there
+        self.whole_prompts = False  # whether a hit may hold the last token too, which is then computed over it
         self._ledger = ledger
         self._groups = groups
         self._unit_tokens = unit_tokens
@@ -42,6 +46,11 @@ class Lookup:
         self._loading: list[dict[bytes, str]] = [{} for _ in groups]  # per group: key -> the request it is loaded for
         self._parked: set[str] = set()  # requests whose load is done; they hold blocks and wait to be admitted
         self._making_way = False
+        self._idle_steps = 0
+
+    def stepped(self, moves: bool) -> None:
+        """A step is planned. moves: it computes something, or a load is under way."""
+        self._idle_steps = 0 if moves or self._parked else self._idle_steps + 1
 
     def load_begins(self, state: RequestState, group: ChunkGroup, keys: Sequence[bytes]) -> None:
         request_id = state.request.request_id
@@ -72,6 +81,8 @@ class Lookup:
                 state.waiting_since = now
             return None, False
         stamp = (state.local_tokens, state.request.num_tokens, self.generation)
+        if self._idle_steps >= STUCK_STEPS and state.offered and state.answer[0]:
+            self._compute(state, stamp)
         if state.stamp == stamp and (patient or state.answer[0] is not None):
             return state.answer
         state.stamp, state.answer = stamp, self._look(state, patient)
@@ -79,6 +90,15 @@ class Lookup:
         if not state.offered and state.waiting_since is None:
             state.waiting_since = now
         return state.answer
+
+    def _compute(self, state: RequestState, stamp: Stamp) -> None:
+        """Nothing runs, and still it is given no blocks for what it was offered: it is computed.
+
+        vLLM (0.26 and 0.32 do) goes on reserving blocks for a request whose load failed: no load may ever fit again.
+        """
+        state.release_holds()
+        state.stamp, state.answer = stamp, (0, False)
+        self._counters["computed_instead"] += 1
 
     def _make_way(self, state: RequestState) -> bool:
         """Lets requests pass that hold blocks already, when one before them in the queue was found not to fit.
@@ -94,8 +114,7 @@ class Lookup:
         """Hits end on a multiple of every group's chunk, and leave at least one token to compute."""
         request, local = state.request, state.local_tokens
         state.release_holds()
-        most = min(request.num_tokens - 1, len(request.block_hashes) * self._groups[0].tokens_per_hash)
-        most -= most % self._unit_tokens
+        most = self._most_tokens(state)
         if most <= local:
             return 0, False
         groups = [group.keys_between(request.block_hashes, local, most) for group in self._groups]
@@ -109,7 +128,16 @@ class Lookup:
         if min(worth_tokens, hit.host_tokens) <= local:
             state.release_holds()
             return 0, False
-        return hit.host_tokens - local, True
+        return min(hit.host_tokens, request.num_tokens - 1) - local, True
+
+    def _most_tokens(self, state: RequestState) -> int:
+        """Where a hit ends at most. A prompt's last chunk is loaded with others, but is not worth a load alone."""
+        request, unit = state.request, self._unit_tokens
+        most = min(request.num_tokens, len(request.block_hashes) * self._groups[0].tokens_per_hash)
+        most -= most % unit
+        if most == request.num_tokens and not (self.whole_prompts and most - unit > state.local_tokens):
+            most -= unit
+        return most
 
     def _worth_tokens(self, state: RequestState, hit: GroupHit) -> int:
         """Up to where the hit is worth loading. Once it was, it stays so until the request runs: it may have waited."""
@@ -136,8 +164,21 @@ class Lookup:
         loading = [(self._loading[group.group], group.keys) for group in groups]
         if not self.joins or not any(others and not others.keys().isdisjoint(keys) for others, keys in loading):
             return False
+        if not self._windows_are_loading(state.local_tokens, groups):
+            return False
         self._counters["joins"] += state.waiting_since is None
         return True
+
+    def _windows_are_loading(self, local: int, groups: Sequence[GroupKeys]) -> bool:
+        """Of a sliding window only the end is loaded, so that hits are where others end, and not before."""
+        windows = [group for group in groups if group.window_tokens is not None]
+        per_chunk = [group.tokens_per_chunk for group in windows]
+        ends = [(local // n + len(group.keys)) * n for group, n in zip(windows, per_chunk, strict=True)]
+        most = min(ends, default=0)
+        return not windows or any(
+            all(key in self._loading[group.group] for group in windows for key in group.needed(local, end))
+            for end in range(most - most % self._unit_tokens, local, -self._unit_tokens)
+        )
 
     def _is_on_disk(self, state: RequestState, groups: Sequence[GroupKeys], hit: GroupHit) -> bool:
         """What follows on disk is brought to host memory first; nothing is ever loaded from disk."""
@@ -152,7 +193,6 @@ class Lookup:
         end = hit_tokens - hit_tokens % self._unit_tokens + self._unit_tokens
         states = set()
         for group in groups:
-            first, here = state.local_tokens // group.tokens_per_chunk, hit_tokens // group.tokens_per_chunk
-            keys = group.keys[here - first : end // group.tokens_per_chunk - first]
+            keys = group.beyond(state.local_tokens, hit_tokens, end)
             states.update(self._ledger.states(keys, group.group))
         return "filling" in states and "absent" not in states

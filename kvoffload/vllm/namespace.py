@@ -15,9 +15,12 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import ModelConfig, ParallelConfig, VllmConfig
 
-SAMPLES, SAMPLE_BYTES = 16, 4096  # of each file of a model
+# Of a model's files: so many pieces in all, but at least a few of each, so that it takes a second and not a minute.
+SAMPLES, LEAST_SAMPLES, SAMPLE_BYTES = 4096, 16, 4096
+MOST_HEADER_BYTES = 100 << 20  # what safetensors allows itself
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 # Where an attention backend or the order of its cells is chosen besides the options.
 VARIABLES = ("VLLM_ATTENTION_BACKEND", "VLLM_KV_CACHE_LAYOUT", "VLLM_MLA_DISABLE", "VLLM_USE_FLASHINFER_MLA")
 
@@ -33,6 +36,7 @@ def namespace_of(vllm_config: VllmConfig) -> str:
         "vllm": vllm.__version__,
         "device": current_platform.get_device_name(),
         "weights": _weights(model),
+        "changed": _changed(model, parallel),
         "load format": getattr(vllm_config.load_config, "load_format", None),
         "seed": model.seed,  # of weights that are made up, and of nothing else
         "config": _plain(model.hf_config),
@@ -73,28 +77,63 @@ def _hashes_are_stable(algorithm: str) -> bool:
 
 def _weights(model: ModelConfig) -> list[Any]:
     """Files with samples of their content, or a name and a commit; empty when neither is to be had."""
+    if getattr(model, "model_weights", None):  # in an object store: the folder beside it has configurations only
+        return []
     path = Path(model.model)
-    if path.is_dir():
-        return [_sampled(file, path) for file in sorted(path.rglob("*")) if file.is_file() and not _hidden(file, path)]
-    if path.is_file():
-        return [_sampled(path, path.parent)]
+    files = _files(path)
+    if files:
+        samples = max(SAMPLES // len(files), LEAST_SAMPLES)
+        return [(name, *_sampled(file, samples)) for name, file in files]
     commit = getattr(model.hf_config, "_commit_hash", None)
-    return [model.model, commit] if commit else []
+    return [model.model, commit] if commit and not path.exists() else []
 
 
-def _hidden(file: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(folder).parts)
+def _changed(model: ModelConfig, parallel: ParallelConfig) -> list[tuple[str, int]]:
+    """When the files of weights were written last: samples may miss what somebody changed in them.
+
+    Copies on several nodes have times of their own, so there samples have to do.
+    """
+    if getattr(parallel, "local_world_size", 1) < getattr(parallel, "world_size", 1):
+        return []
+    weights = [(name, file) for name, file in _files(Path(model.model)) if file.suffix in WEIGHTS]
+    return [(name, file.stat().st_mtime_ns) for name, file in weights]
 
 
-def _sampled(file: Path, folder: Path) -> tuple[str, int, str]:
-    """Name, size, and a checksum of pieces that lie evenly between the file's first and last bytes."""
+def _files(path: Path) -> list[tuple[str, Path]]:
+    """Of a model that is a folder or a file, by names within it and in their order; hidden ones are not the model's."""
+    if path.is_file():
+        return [(path.name, path)]
+    named = {file.relative_to(path): file for file in path.rglob("*") if file.is_file()} if path.is_dir() else {}
+    return [(name.as_posix(), named[name]) for name in sorted(named) if not any(p.startswith(".") for p in name.parts)]
+
+
+def _sampled(file: Path, samples: int) -> tuple[int, str]:
+    """Size, and a checksum of pieces: evenly from the first byte to the last, of safetensors the header and the
+    beginnings of tensors too.
+    """
     size = file.stat().st_size
+    starts = [i * max(size - SAMPLE_BYTES, 0) // (LEAST_SAMPLES - 1) for i in range(LEAST_SAMPLES)]
     digest = hashlib.sha256()
     with file.open("rb") as content:
-        for i in range(SAMPLES):
-            content.seek(i * max(size - SAMPLE_BYTES, 0) // (SAMPLES - 1))
+        if file.suffix == ".safetensors":
+            header_bytes = min(int.from_bytes(content.read(8), "little"), MOST_HEADER_BYTES, size)
+            header = content.read(header_bytes)
+            digest.update(header)
+            tensors = _tensor_starts(header)
+            starts += tensors[:: max(-(-len(tensors) // samples), 1)]
+        for start in starts:
+            content.seek(start)
             digest.update(content.read(SAMPLE_BYTES))
-    return file.relative_to(folder).as_posix(), size, digest.hexdigest()
+    return size, digest.hexdigest()
+
+
+def _tensor_starts(header: bytes) -> list[int]:
+    """Where a safetensors file's tensors begin; none when it is not what it is called."""
+    try:
+        tensors = [tensor for name, tensor in json.loads(header).items() if name != "__metadata__"]
+        return sorted(8 + len(header) + max(int(tensor["data_offsets"][0]), 0) for tensor in tensors)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return []
 
 
 def _plain(value: Any) -> Any:

@@ -33,6 +33,7 @@ class Options:
     disk: directories and, like `host`, bytes on each node; None: no disk. write_through, admission: as KVCache's.
     disk_writes_per_day: bytes on each node, divided like `disk_size`; None: any number.
     worth_loading: as KVCache's, but that vLLM's own steps say what prefill costs.
+    decode_blocks: whether what decoding computes is stored too, or only prompts.
 
     >>> options = Options.parse({"host": "1GiB", "ring": "64MiB"})
     >>> options.host, options.ring, options.policy
@@ -51,6 +52,7 @@ class Options:
     admission: Admission = "all"
     disk_writes_per_day: int | None = None
     worth_loading: WorthLoading = "auto"
+    decode_blocks: bool = True
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Options:
@@ -76,6 +78,7 @@ class Options:
             check_flag(given.get("calibrate", True), "calibrate"),
             *_parse_disk(given),
             check_worth_loading(given.get("worth_loading", "auto")),
+            check_flag(given.get("decode_blocks", True), "decode_blocks"),
         )
 
 

@@ -24,15 +24,18 @@ class RequestState:
 
     `table`: block ids per group. `next_chunk`: per group the first chunk not yet considered for storing; the earliest
     of them is complete at `next_tokens`. `muted`: stores nothing until it starts anew; its KV is older than a reset.
+    `prompt_only`: what decoding computes is not stored.
     """
 
     request: Request
+    prompt_only: bool = False
     local_tokens: int = 0
     queried_tokens: int = 0  # of a lookup, until blocks are given out: to be counted once
     table: list[list[int]] = field(default_factory=list)
     next_chunk: list[int] = field(default_factory=list)
     next_tokens: float = math.inf
     computed_tokens: int = 0
+    settled_tokens: int = 0  # computed before the step: blocks behind a window that ends here are somebody else's
     muted: bool = False
     holds: list[Hold] = field(default_factory=list)
     loading: list[tuple[int, bytes]] = field(default_factory=list)  # (group, key) of a load until it is admitted
@@ -76,20 +79,22 @@ class RequestState:
         if self.muted or not self.table or not groups:
             return []
         hashes = self.request.block_hashes
+        most_tokens = self.request.num_prompt_tokens if self.prompt_only else math.inf
         found: Chunks = []
         found_any = False
         self.next_tokens = math.inf
         for group in groups:
-            tokens = min(self.computed_tokens, len(hashes) * group.tokens_per_hash)
-            first, end = self.next_chunk[group.index], tokens // group.tokens_per_chunk
+            tokens = int(min(self.computed_tokens, len(hashes) * group.tokens_per_hash, most_tokens))
+            end = tokens // group.tokens_per_chunk
+            first = max(self.next_chunk[group.index], group.first_needed(0, self.settled_tokens))
+            found.append(([], []))
             if end > first:
-                blocks = self.table[group.index][first * group.blocks_per_chunk : end * group.blocks_per_chunk]
-                found.append((group.keys(hashes, first, end), blocks))
-                found_any = True
-                self.next_chunk[group.index] = first = end
-            else:
-                found.append(([], []))
-            self.next_tokens = min(self.next_tokens, (first + 1) * group.tokens_per_chunk)
+                found[-1] = group.complete(hashes, self.table[group.index], first, end)
+                found_any |= bool(found[-1][0])
+            self.next_chunk[group.index] = first = max(first, end)
+            next_tokens = (first + 1) * group.tokens_per_chunk
+            if next_tokens <= most_tokens:
+                self.next_tokens = min(self.next_tokens, next_tokens)
         return found if found_any else []
 
     def stop_waiting(self) -> None:

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vllm.logger import init_logger
 
@@ -25,6 +25,7 @@ from kvoffload.vllm.disk_plans import DiskPlans
 from kvoffload.vllm.fence import Fence
 from kvoffload.vllm.groups import ChunkGroup, Chunks, batches, hit_unit_tokens, make_groups
 from kvoffload.vllm.kv_events import KVEvents
+from kvoffload.vllm.life import Commits
 from kvoffload.vllm.lookup import Lookup
 from kvoffload.vllm.metadata import NOTHING, Load, StepPlan, WorkerReport
 from kvoffload.vllm.options import Options
@@ -44,7 +45,8 @@ logger = init_logger("vllm.kvoffload")
 
 LONGEST_STEP_SECONDS = 1.0
 PAUSE_SECONDS = 0.001
-MOST_FAILED_LOADS = 2  # of one request, which is then computed: what it needs may come back from disk for ever
+# Of one request and each group, which is then computed: what it needs may come back from disk for ever.
+MOST_FAILED_LOADS = 2
 
 
 class LedgerHalf:
@@ -63,6 +65,7 @@ class LedgerHalf:
         kv_events: bool = False,
         steps_in_flight: int = 1,
         full_step: FullStep | None = None,
+        whole_prompts: bool = False,
     ) -> None:
         self._options, self._ranks, self._disk_writes_per_day = options, ranks, disk_writes_per_day
         self.ledger = self._make_ledger(None)
@@ -72,7 +75,7 @@ class LedgerHalf:
         self.groups: tuple[ChunkGroup, ...] = ()  # none before all workers said hello: nothing is served till then
         self._kv_cache_config = kv_cache_config
         self._tokens_per_hash = tokens_per_hash
-        self._prefix_caching = prefix_caching
+        self._prefix_caching, self.whole_prompts = prefix_caching, whole_prompts
         self._speculates = speculates
         self._lookup: Lookup | None = None
         self._requests: dict[str, RequestState] = {}
@@ -83,6 +86,9 @@ class LedgerHalf:
         self._loads: list[Load] = []  # planned in this schedule()
         self._early: Chunks = []  # of requests finished since the last plan
         self._disk: DiskPlans | None = None
+        self._commits: Commits | None = None
+        self._reset_at_stores = 0  # how many there were at the last reset
+        self._new_weights: set[str] = set()  # events that were told of in the log
         self._fit, self._full_step = PrefillFit(), full_step or FullStep()
         self._steps = StepTimes(self._fit, steps_in_flight)
         self._wants_events = kv_events
@@ -104,9 +110,11 @@ class LedgerHalf:
         self.worth = Worth(
             self._options.worth_loading, hellos[0].slot_bytes, [group.tokens_per_chunk for group in groups],
             min(hello.disk_read_bytes_per_second for hello in hellos), fit=self._fit, counters=self.counters,
+            window_tokens=[group.window_tokens for group in groups],
         )  # fmt: skip
         if directory is not None:
-            self.ledger = self._make_ledger(directory.manifest)
+            self._commits = Commits(directory.manifest)
+            self.ledger = self._make_ledger(cast(_C.Manifest, self._commits))
             self._disk = DiskPlans(self.ledger, directory, hellos[0], self._options.write_through, self.worth)
         for hello in hellos:
             self.ledger.hello(hello)
@@ -115,7 +123,7 @@ class LedgerHalf:
             self.ledger, self.groups, hit_unit_tokens(self.groups), self._options.deadline_seconds, self.worth,
             self._disk,
         )  # fmt: skip
-        self._lookup.joins = self._prefix_caching
+        self._lookup.joins, self._lookup.whole_prompts = self._prefix_caching, self.whole_prompts
         if self._wants_events:
             self._events = KVEvents(self.ledger, self.groups)
 
@@ -123,24 +131,27 @@ class LedgerHalf:
 
     def matched_tokens(self, request: Request, local_tokens: int) -> Answer:
         """Tokens that can be loaded beyond the local hit; None: ask again. Idempotent: vLLM asks in every step."""
-        state = self._requests.get(request.request_id)
-        if state is None:
-            state = self._requests[request.request_id] = RequestState(request)
+        state = self._state_of(request)
         state.local_tokens = local_tokens
         state.muted = False  # it starts from nothing (or from blocks that are valid now)
         if self._lookup is None or request.skip_reading_prefix_cache:
             return 0, False
         self._lookup.load_ended(state)  # only after a failed load; a good one is admitted without a lookup
-        if state.failed_loads >= MOST_FAILED_LOADS:
+        if state.failed_loads >= MOST_FAILED_LOADS * len(self.groups):
             return 0, False
         state.queried_tokens = max(request.num_tokens - local_tokens, 0)
         return self._lookup.answer(state, time.monotonic())
 
-    def allocated(self, request: Request, blocks: KVCacheBlocks, external_tokens: int) -> None:
-        """Blocks were given out: with external_tokens > 0 for a load, else for running. Loads are planned here."""
+    def _state_of(self, request: Request) -> RequestState:
         state = self._requests.get(request.request_id)
         if state is None:
-            state = self._requests[request.request_id] = RequestState(request)
+            state = RequestState(request, prompt_only=not self._options.decode_blocks)
+            self._requests[request.request_id] = state
+        return state
+
+    def allocated(self, request: Request, blocks: KVCacheBlocks, external_tokens: int) -> None:
+        """Blocks were given out: with external_tokens > 0 for a load, else for running. Loads are planned here."""
+        state = self._state_of(request)
         table = blocks.get_block_ids()
         for spec, ids in zip(self._kv_cache_config.kv_cache_groups, table, strict=True):
             self._fence.hand_out(ids[state.local_tokens // spec.kv_cache_spec.block_size :])
@@ -163,12 +174,14 @@ class LedgerHalf:
         jobs: list[Job] = []
         end_tokens = state.local_tokens + external_tokens
         for group in self.groups:
-            first, end = state.local_tokens // group.tokens_per_chunk, end_tokens // group.tokens_per_chunk
+            # The last chunk is loaded whole, also where vLLM computes its last token again, or more: it may have cut
+            # what we promised.
+            first, end = group.first_needed(state.local_tokens, end_tokens), -(-end_tokens // group.tokens_per_chunk)
             keys = group.keys(state.request.block_hashes, first, end)
             first_block = first * group.blocks_per_chunk
             blocks = state.table[group.index][first_block : end * group.blocks_per_chunk]
-            skip = state.local_tokens // group.tokens_per_block - first_block
-            whole = end * group.tokens_per_chunk == end_tokens  # vLLM may have changed what we promised
+            skip = max(state.local_tokens // group.tokens_per_block - first_block, 0)
+            whole = len(keys) == end - first and len(blocks) == len(keys) * group.blocks_per_chunk
             job = self.ledger.plan_load(keys, blocks, group.index, skip) if whole else None
             if job is None:
                 self._refuse_load(state, jobs)
@@ -225,6 +238,7 @@ class LedgerHalf:
         self._admitted.clear()
         if self._lookup is not None:
             self._lookup.busy = self._full_step.reached(scheduled)
+            self._lookup.stepped(bool(scheduled.num_scheduled_tokens or self._loading or loads))
         plan = NOTHING if not (early_jobs or flush or loads or stores) else StepPlan(early_jobs, flush, loads, stores)
         return plan if self._disk is None else self._with_disk(self._disk, plan, not scheduled.num_scheduled_tokens)
 
@@ -245,23 +259,25 @@ class LedgerHalf:
         step_tokens, drafts = scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens
         for new in scheduled.scheduled_new_reqs:
             state = self._requests[new.req_id]
+            state.settled_tokens = new.num_computed_tokens
             computed = new.num_computed_tokens + step_tokens[new.req_id] - len(drafts.get(new.req_id, ()))
             state.computed_tokens = min(computed, state.request.num_tokens) if self._speculates else computed
             if state.computed_tokens >= state.next_tokens:
                 chunks += state.complete_chunks(self.groups)
-        running = scheduled.scheduled_cached_reqs
+        running, requests, speculates = scheduled.scheduled_cached_reqs, self._requests, self._speculates
         for request_id, blocks, before in zip(
             running.req_ids, running.new_block_ids, running.num_computed_tokens, strict=True
         ):
-            state = self._requests[request_id]
+            state = requests[request_id]
             if blocks is not None and request_id not in self._admitted:
                 state.extend(blocks)
                 for new_blocks in blocks:
                     self._fence.hand_out(new_blocks)
+            state.settled_tokens = before
             computed = before + step_tokens[request_id]
             if drafts:
                 computed -= len(drafts.get(request_id, ()))
-            if self._speculates:  # `before` still counts drafts of a step in flight, which may be refused
+            if speculates:  # `before` still counts drafts of a step in flight, which may be refused
                 computed = min(computed, state.request.num_tokens)
             state.computed_tokens = computed
             if computed >= state.next_tokens:
@@ -270,6 +286,7 @@ class LedgerHalf:
 
     def _leave(self, state: RequestState, early: Chunks) -> None:
         """The request gave up its blocks. What is complete in them is stored before anything overwrites it."""
+        state.settled_tokens = state.computed_tokens
         early += state.complete_chunks(self.groups)
         state.forget_blocks()
 
@@ -355,20 +372,45 @@ class LedgerHalf:
         False: that is so for this process, but what is on disk may come back after a restart.
         """
         durable = True
+        self._reset_at_stores = self.counters["stores"]
         try:
             self.ledger.reset()
         except KVOffloadError as error:
             logger.warning("kvoffload: the reset is not durable yet: %s", error)
             durable = False
-        self._early = []
-        for state in self._requests.values():
-            state.stop_waiting()
-            state.mute()
+        self._mute()
         if self._events is not None:
             self._events.look_at_all()
         self.counters["resets"] += 1
         self._changed()
         return durable
+
+    def _mute(self) -> None:
+        self._early = []
+        for state in self._requests.values():
+            state.stop_waiting()
+            state.mute()
+
+    def keep_nothing(self) -> None:
+        """What is on disk is gone, and what comes there from now on is for this run alone, however the run ends."""
+        if self._commits is not None:
+            self._commits.kept = False
+        self.reset()
+
+    def new_weights(self, event: str) -> None:
+        """KV is another one from here on, and no longer that of the model that names the cache on disk."""
+        if event not in self._new_weights:
+            self._new_weights.add(event)
+            kept = self._commits is not None and self._commits.kept
+            logger.warning(
+                "kvoffload: %s may have changed the weights: the cache is emptied%s", event,
+                ", and the disk is used for this run only from now on" if kept else "",
+            )  # fmt: skip
+        # An update comes in many calls, and a reset waits for the disk.
+        if self.counters["stores"] == self._reset_at_stores and (self._commits is None or not self._commits.kept):
+            self._mute()
+        else:
+            self.keep_nothing()
 
     def take_events(self) -> Iterable[Any]:
         return self._events.take() if self._events is not None else ()

@@ -19,12 +19,13 @@ from kvoffload.layout import KVLayout
 from kvoffload.ledger_disk import LedgerDir
 from kvoffload.messages import Hello
 from kvoffload.mover import Mover
+from kvoffload.vllm.groups import ChunkGroup
 from kvoffload.vllm.metadata import Greeting
 from kvoffload.vllm.namespace import namespace_of, why_not_kept
 from kvoffload.vllm.options import Options
 from kvoffload.vllm.scheduler import LedgerHalf
 from kvoffload.vllm.steps import FullStep
-from kvoffload.vllm.support import runner_is_v2
+from kvoffload.vllm.support import runner_is_v2, takes_whole_prompts
 from kvoffload.vllm.worker import MoverHalf
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def make_ledger_half(options: Options, vllm_config: VllmConfig, kv_cache_config:
         kv_events=events is not None and events.enable_kv_cache_events,
         steps_in_flight=_steps_in_flight(vllm_config),
         full_step=FullStep(scheduler.max_num_batched_tokens, scheduler.max_num_seqs),
+        whole_prompts=takes_whole_prompts(kv_cache_config),
     )
 
 
@@ -122,7 +124,8 @@ def begin(greetings: Sequence[Greeting], half: LedgerHalf, options: Options, vll
     if options.disk is not None:
         why = why_not_kept(vllm_config)
         if why:
-            half.reset()  # what an earlier engine left is of no use
+            logger.warning("kvoffload: the disk is used for this run only: %s", why)
+            half.keep_nothing()
         in_words = _disk_in_words(greetings, half, options, f"not kept across restarts: {why}" if why else "kept")
     log_start_line(hellos, half, options, vllm_config, in_words)
 
@@ -168,20 +171,21 @@ def log_start_line(
     """One line: bytes per rank and in all, chunks, blocks, tokens, pinned, policy, disk, device, runner, paths."""
     first = hellos[0]
     bytes_per_token = sum(
-        slot_bytes / group.tokens_per_chunk for slot_bytes, group in zip(first.slot_bytes, half.groups, strict=True)
+        group.stored_bytes(slot_bytes) for slot_bytes, group in zip(first.slot_bytes, half.groups, strict=True)
     )
     chunks = ", ".join(
-        f"{group.blocks_per_chunk} x {group.tokens_per_block} tokens = {slot_bytes} bytes"
+        f"{group.blocks_per_chunk} x {group.tokens_per_block} tokens = {slot_bytes} bytes{_window_in_words(group)}"
         for slot_bytes, group in zip(first.slot_bytes, half.groups, strict=True)
     )
     chunks_fit = first.host_bytes // max(first.slot_bytes)
     logger.info(
-        "kvoffload: host memory %s a rank, %s on %d rank(s)%s (%s ready), %s; chunks of %s; %d chunks, %d blocks, %d "
-        "tokens fit; "
+        "kvoffload: host memory %s a rank, %s on %d rank(s)%s%s (%s ready), %s; chunks of %s; %d chunks, %d blocks, %d "
+        "tokens fit; whole prompts leave %s; "
         "policy %s; %s; device %s, runner %s, deadline %g s; ring of %s on each device, paths %s",
         _size(first.host_bytes),
         _size(len(hellos) * first.host_bytes),
         len(hellos),
+        _share_in_words(half.groups, vllm_config),
         "" if options.host is not None else ", half of what was free ('host' is not given)",
         _size(sum(hello.ready_bytes for hello in hellos)),
         "pinned" if all(hello.pinned for hello in hellos) else "not pinned",
@@ -189,6 +193,7 @@ def log_start_line(
         chunks_fit,
         chunks_fit * max(first.blocks_per_chunk),
         first.host_bytes / bytes_per_token,
+        "1 token" if half.whole_prompts else "1 chunk",
         options.policy,
         disk,
         _each(hello.device for hello in hellos),
@@ -197,6 +202,16 @@ def log_start_line(
         _each(_size(hello.ring_bytes) for hello in hellos),
         _each(hello.paths for hello in hellos),
     )
+
+
+def _window_in_words(group: ChunkGroup) -> str:
+    return "" if group.window_tokens is None else f" (a hit needs the last {group.window_tokens} tokens)"
+
+
+def _share_in_words(groups: Sequence[ChunkGroup], vllm_config: VllmConfig) -> str:
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    same = ranks > 1 and any(group.same_on_ranks for group in groups)
+    return f", of which 1/{ranks} counts as MLA keeps the same KV on {ranks} ranks" if same else ""
 
 
 def log_notes(notes: Sequence[str]) -> None:

@@ -63,6 +63,8 @@ def count_lookup(
         return
     chunks = sum(queried // group.tokens_per_chunk for group in groups)
     found_chunks = sum(found_tokens // group.tokens_per_chunk for group in groups)
+    if found_tokens == queried - 1:  # all but the last token, which is in the last chunk found
+        found_chunks = chunks
     counters["queried_tokens"] += queried
     counters["queried_chunks"] += chunks
     counters["found_tokens"] += found_tokens

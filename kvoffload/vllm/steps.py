@@ -27,12 +27,14 @@ def prefill_of(scheduled: SchedulerOutput) -> Work | None:
     counts, drafts = scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens
     if not counts:
         return None
+    total = Work(0, 0.0)
+    several = [name for name, count in counts.items() if count > 1 and count - len(drafts.get(name, ())) > 1]
+    if not several:
+        return total
     running = scheduled.scheduled_cached_reqs
     before = dict(zip(running.req_ids, running.num_computed_tokens, strict=True))
     before.update((new.req_id, new.num_computed_tokens) for new in scheduled.scheduled_new_reqs)
-    total = Work(0, 0.0)
-    for request_id, count in counts.items():
-        if count > 1 and count - len(drafts.get(request_id, ())) > 1:
-            work = Work.of(count, before[request_id])
-            total = Work(total.tokens + work.tokens, total.pairs + work.pairs)
+    for request_id in several:
+        work = Work.of(counts[request_id], before[request_id])
+        total = Work(total.tokens + work.tokens, total.pairs + work.pairs)
     return total

@@ -6,10 +6,12 @@ Versions are told apart by what the installed vLLM offers, never by number.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from kvoffload.errors import Unsupported
 
@@ -28,7 +30,7 @@ KNOWN_ABSTRACT_METHODS = frozenset(
         "build_connector_meta",
     }
 )
-SERVED_SPECS = frozenset({"FullAttentionSpec", "TQFullAttentionSpec", "MLAAttentionSpec"})
+SERVED_SPECS = frozenset({"FullAttentionSpec", "TQFullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec"})
 
 # 0.32 on: a failed asynchronous load is reported by request, so with several KV groups too.
 REPORTS_FAILED_REQUESTS = hasattr(base, "KVConnectorTransferResults")
@@ -75,6 +77,9 @@ def _check_groups(kv_cache_config: KVCacheConfig) -> None:
     for index, group in enumerate(groups):
         for spec in layer_specs(group.kv_cache_spec):
             _check_spec(index, spec)
+            # By blocks alone the request would go on from the failed one, with nothing left of the window before it.
+            if type(spec).__name__ == "SlidingWindowSpec" and not REPORTS_FAILED_REQUESTS:
+                raise Unsupported(f"KV cache group {index} has a sliding window: this vLLM cannot report a failed load")
         if group.is_eagle_group or not getattr(group, "enable_kv_transfer", True):
             raise Unsupported(f"KV cache group {index} is a drafter's or a replica, which is not served yet")
     if len(groups) > 1 and not REPORTS_FAILED_REQUESTS:
@@ -85,8 +90,8 @@ def _check_spec(index: int, spec: KVCacheSpec) -> None:
     name = type(spec).__name__
     if name not in SERVED_SPECS:
         raise Unsupported(
-            f"KV cache group {index} is of kind {name}, which is not served yet: full attention and MLA are "
-            "(sliding window, chunked local, mamba and cross attention are not)"
+            f"KV cache group {index} is of kind {name}, which is not served yet: full attention, sliding windows and "
+            "MLA are (recurrent state as mamba's, chunked local and cross attention are not)"
         )
     states = getattr(spec, "compress_ratio", 1), getattr(spec, "tokens_per_state", 1)
     if states != (1, 1):
@@ -101,6 +106,24 @@ def _check_writes_before_hooks(vllm_config: VllmConfig, kv_cache_config: KVCache
         raise Unsupported("model runner V2 zeroes new KV blocks of this model, which is not served yet; use V1")
     if getattr(vllm_config.cache_config, "prefix_match_unit", None) is not None:
         raise Unsupported("prefix_match_unit with model runner V2 is not served yet; leave it out or use V1")
+
+
+def takes_whole_prompts(kv_cache_config: KVCacheConfig) -> bool:
+    """Whether a hit may end inside a block, one token before the end of a prompt.
+
+    A scheduler that computes the last token of a prompt loaded as a whole does so over a loaded block, and then takes
+    any count. Not where new blocks are zeroed: the last one might be when it is loaded already. Not with a sliding
+    window: that token needs one more in front of it than the hit's end does.
+    """
+    specs = [spec for group in kv_cache_config.kv_cache_groups for spec in layer_specs(group.kv_cache_spec)]
+    windows = any(getattr(spec, "sliding_window", None) for spec in specs)
+    if windows or getattr(kv_cache_config, "needs_kv_cache_zeroing", False):
+        return False
+    try:
+        source = inspect.getsource(Scheduler._update_waiting_for_remote_kv)
+    except (AttributeError, OSError, TypeError):
+        return False
+    return "request.num_computed_tokens = request.num_tokens - 1" in source
 
 
 def layer_specs(spec: KVCacheSpec) -> list[KVCacheSpec]:

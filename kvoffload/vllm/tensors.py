@@ -14,6 +14,7 @@ import torch
 
 from kvoffload.errors import UnsupportedLayout
 from kvoffload.layout import KVLayout
+from kvoffload.vllm.groups import window_tokens_of
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -53,11 +54,12 @@ def cross_layer_layout_of(
 def _make_layout(
     rows: dict[str, torch.Tensor], names: list[list[str]], kv_cache_config: KVCacheConfig, blocks_per_chunk: int | None
 ) -> KVLayout:
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     return KVLayout.from_tensors(
         rows,
         groups=names,
-        tokens_per_block=[group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups],
-        blocks_per_chunk=blocks_per_chunk,
+        tokens_per_block=[spec.block_size for spec in specs],
+        blocks_per_chunk=[blocks_per_chunk if window_tokens_of(spec) is None else 1 for spec in specs],
         num_blocks=kv_cache_config.num_blocks,
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from vllm.logger import init_logger
 
-from kvoffload.errors import KVOffloadError, QueueFull
+from kvoffload.errors import Cancelled, KVOffloadError, QueueFull, WaitTimeout
 from kvoffload.messages import Hello, Job, JobResult, Results
 from kvoffload.mover import Mover
 from kvoffload.transfer import Transfer
@@ -25,6 +25,7 @@ from kvoffload.vllm.metadata import Load, StepPlan, WorkerReport
 logger = init_logger("vllm.kvoffload")  # vLLM shows only loggers under its own name
 
 FLUSH_SECONDS = 5.0  # bound of the waits of one step until stores' copies are enqueued
+QUIESCE_SECONDS = 10.0  # and of the wait for copies before the engine sleeps
 
 
 @dataclass(slots=True)
@@ -216,6 +217,31 @@ class MoverHalf:
             return None
         results, self._results = tuple(self._results), []
         return WorkerReport((Results(self.mover.rank, results, hello),))
+
+    def quiesce(self, seconds: float = QUIESCE_SECONDS) -> None:
+        """No copy reads or writes the KV tensors when this returns, nor later for what was planned so far.
+
+        What has not begun fails. Raises WaitTimeout.
+        """
+        unsent = [job for jobs, _ in self._marked for job in jobs] + [job for job, _ in self._unsent]
+        self._marked.clear()
+        self._unsent.clear()
+        for job in unsent:
+            self._fail(job, Cancelled("the engine sleeps"))
+        for transfer in self._open_transfers():
+            transfer.cancel()
+        deadline = time.monotonic() + seconds
+        while True:
+            for result in self.mover.poll():
+                self._take(result)
+            if not self._open_transfers():
+                return
+            if time.monotonic() > deadline:
+                raise WaitTimeout(f"copies are under way after {seconds:g} s: the KV cache's memory cannot be given up")
+            time.sleep(0.001)
+
+    def _open_transfers(self) -> list[Transfer]:
+        return [*self._stores.values(), *(transfer for *_, transfer in self._loads.values() if transfer is not None)]
 
     def idle(self) -> bool:
         """Nothing is queued, running or unreported. For tests."""

@@ -58,26 +58,30 @@ def make_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG))
 
 
-def make_llm(mode: str):
+def make_llm(options: dict | None, graphs: bool = True, **changes):
+    """options: of the connector, None for none."""
     from vllm import LLM
 
     folder = Path(tempfile.mkdtemp())
     make_model(folder)
     connector = {
         "kv_connector": "KVOffloadConnector", "kv_connector_module_path": "kvoffload.vllm", "kv_role": "kv_both",
-        "kv_connector_extra_config": {"host": "3GiB", "blocks_per_chunk": 1},  # pinned beside the graph captures
+        "kv_connector_extra_config": options,
     }  # fmt: skip
-    return LLM(
-        model=str(folder), skip_tokenizer_init=True, max_model_len=MODEL_TOKENS, dtype="bfloat16", max_num_seqs=16,
-        block_size=BLOCK_TOKENS, num_gpu_blocks_override=BLOCKS, gpu_memory_utilization=0.2, disable_log_stats=False,
-        compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}, max_num_batched_tokens=512,
-        **({} if mode == "none" else {"kv_transfer_config": connector}),
-    )  # fmt: skip
+    config = {
+        "max_model_len": MODEL_TOKENS, "dtype": "bfloat16", "max_num_seqs": 16, "block_size": BLOCK_TOKENS,
+        "num_gpu_blocks_override": BLOCKS, "gpu_memory_utilization": 0.2, "max_num_batched_tokens": 512,
+        **({} if options is None else {"kv_transfer_config": connector}),
+        **({"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}} if graphs else {}),
+    }  # fmt: skip
+    config |= {"enforce_eager": not graphs, **changes}
+    return LLM(model=str(folder), skip_tokenizer_init=True, disable_log_stats=False, **config)
 
 
 class Run:
     def __init__(self, mode: str) -> None:
-        self.mode, self.rng, self.llm = mode, random.Random(0), make_llm(mode)
+        options = {"host": "3GiB", "blocks_per_chunk": 1, "worth_loading": "always"}  # pinned beside the graph captures
+        self.mode, self.rng, self.llm = mode, random.Random(0), make_llm(None if mode == "none" else options)
         self.cached = 0
 
     def prompts(self, count: int, least: int, most: int) -> list[list[int]]:
@@ -117,8 +121,11 @@ class Run:
         for _ in range(3):
             self.generate(prompts, 100)
             self.settle()
-        preemptions = [m.value for m in self.llm.get_metrics() if m.name == "vllm:num_preemptions"]
-        return {"preemptions": sum(preemptions)}
+        return {"preemptions": metric(self.llm, "vllm:num_preemptions")}
+
+
+def metric(llm, name: str) -> float:
+    return sum(m.value for m in llm.get_metrics() if m.name == name)
 
 
 def child(mode: str) -> dict:
@@ -141,7 +148,8 @@ def child(mode: str) -> dict:
         return run.one_by_one() | run.pressure() | check.report()
 
 
-def spawn(runner: str, mode: str) -> dict:
+def spawn(runner: str, mode: str, script: str = __file__) -> dict:
+    """The line of JSON that `script RUNNER MODE` prints."""
     env = os.environ | {
         "VLLM_USE_V2_MODEL_RUNNER": {"v1": "0", "v2": "1"}[runner],
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -149,7 +157,7 @@ def spawn(runner: str, mode: str) -> dict:
     }
     if mode == "queue":
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
-    done = subprocess.run([sys.executable, __file__, runner, mode], env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, script, runner, mode], env=env, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if done.returncode or not lines:
         return {"crash": (done.stdout[-1500:] + done.stderr[-3000:])}

@@ -116,6 +116,17 @@ def test_hits_are_those_of_the_model(drawn: list[tuple[int, int | None, list[str
 
 
 # Attention's KV is there for every chunk, the recurrent layers' state only where some request ended.
+@given(st.integers(0, 40), st.integers(1, 40), st.sampled_from([1, 3, 4]), st.sampled_from([FULL, 1, 2, 5, 8, 99]))
+def test_python_names_the_keys_that_the_directory_holds(start, chunks, per_chunk, window):
+    group = Group(0, per_chunk, window, ["h"] * chunks)
+    keys = group.given()
+    end = (start // per_chunk + chunks) * per_chunk
+    if end > start:
+        assert list(keys.needed(start, end)) == [group.keys[i] for i in sorted(group.needed(start, end))]
+        beyond = keys.beyond(start, end - per_chunk, end) if end - per_chunk > start else keys.needed(start, end)
+        assert beyond[-1] == group.keys[-1] and (window is not None or end - per_chunk <= start or len(beyond) == 1)
+
+
 @pytest.mark.parametrize(
     ("attention", "states", "expected"),
     [

@@ -3,23 +3,48 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from harness import Engine, Expected, differing
+from models import WINDOW
 from prompts import BLOCK, MLA_PROMPTS, PARTIAL_BLOCKS, PLAIN_LENGTHS, ROUNDS, SHARED, tokens
 from vllm import SamplingParams
 
 from kvoffload import _C
+from kvoffload.vllm.groups import hit_unit_tokens
+
+
+@contextmanager
+def jobs_of(engine: Engine) -> Iterator[list[Any]]:
+    """The jobs that are submitted meanwhile."""
+    jobs: list[Any] = []
+    submit = engine.mover_half.mover.submit
+
+    def submit_seen(job: Any, **options: Any) -> Any:
+        jobs.append(job)
+        return submit(job, **options)
+
+    engine.mover_half.mover.submit = submit_seen
+    try:
+        yield jobs
+    finally:
+        engine.mover_half.mover.submit = submit
 
 
 def chunk_tokens(engine: Engine) -> int:
-    return engine.ledger_half.groups[0].tokens_per_chunk
+    return hit_unit_tokens(engine.ledger_half.groups)
 
 
 def hit_tokens(engine: Engine, length: int) -> int:
-    """Of a prompt that is stored whole: a hit leaves at least one token and ends with a chunk."""
-    return (length - 1) // chunk_tokens(engine) * chunk_tokens(engine)
+    """Of a prompt that is stored whole: a hit leaves at least one token, and else ends with a chunk."""
+    chunk = chunk_tokens(engine)
+    if length % chunk == 0 and length > chunk and engine.ledger_half.whole_prompts:
+        return length - 1
+    return (length - 1) // chunk * chunk
 
 
 def plain(engine: Engine, expected: Expected) -> None:
@@ -59,6 +84,35 @@ def shared(engine: Engine, expected: Expected) -> None:
     assert engine.counters["hit_tokens"] - before["hit_tokens"] == whole + 15 * (whole - min(whole, SHARED))
 
 
+def window_shared(engine: Engine, expected: Expected) -> None:
+    """Of a window only the end is loaded, which is no hit for others that part before: each loads for itself."""
+    assert engine.fill("shared") == expected["shared"]
+    before = engine.counters
+    answers, cached = engine.run("shared")
+    assert answers == expected["shared"]
+    assert engine.counters["joins"] == before["joins"]
+    whole = hit_tokens(engine, len(ROUNDS["shared"].prompts[0]))
+    assert cached == [whole] * 16
+    assert engine.counters["hit_tokens"] - before["hit_tokens"] == 16 * whole
+
+
+def window_alike(engine: Engine, expected: Expected) -> None:
+    """16 hits that end alike: one loads, the others wait for it."""
+    assert engine.fill("alike") == expected["alike"]
+    before = engine.counters
+    with jobs_of(engine) as jobs:
+        answers, cached = engine.run("alike")
+    assert answers == expected["alike"]
+    assert engine.counters["joins"] - before["joins"] == 15
+    whole = hit_tokens(engine, len(ROUNDS["alike"].prompts[0]))
+    assert min(cached) == whole
+    assert engine.counters["hit_tokens"] - before["hit_tokens"] == whole
+    loads = {job.group: job for job in jobs if job.kind == "load"}
+    for group in engine.ledger_half.groups:
+        tokens = whole if group.window_tokens is None else WINDOW
+        assert len(loads[group.index].slots) == tokens // group.tokens_per_chunk
+
+
 def turn(engine: Engine, expected: Expected) -> None:
     """A follow-up question is served from blocks that decoding filled."""
     (first,) = ROUNDS["turn"].prompts
@@ -82,7 +136,10 @@ def failed_loads(engine: Engine, expected: Expected) -> None:
     _C.fault_disarm_all()
     assert answers == expected["failing"]
     loads = sum(hit_tokens(engine, len(prompt)) > 0 for prompt in ROUNDS["failing"].prompts)
-    assert engine.counters["failed_loads"] - before["failed_loads"] == loads
+    failed = engine.counters["failed_loads"] - before["failed_loads"]
+    groups = engine.ledger_half.groups
+    again = all(group.window_tokens is not None for group in groups)  # what lies before a window is a hit of its own
+    assert loads * len(groups) <= failed <= (1 + again) * loads * len(groups)
     assert engine.fill("failing") == expected["failing"]  # the keys of failed loads are gone; this stores them again
     answers, cached = engine.run("failing")
     assert answers == expected["failing"]
@@ -121,6 +178,37 @@ def reset_while_running(engine: Engine, expected: Expected) -> None:
     assert _finish(engine) == expected["reset"]
 
 
+def new_weights(engine: Engine, expected: Expected) -> None:
+    """An update of the weights empties our cache also if only vLLM's own is asked to be emptied."""
+
+    def negate(model: torch.nn.Module) -> None:
+        model.get_parameter("model.layers.0.input_layernorm.weight").data.neg_()
+
+    assert engine.fill("late") == expected["late"]
+    for changed in (True, False):
+        engine.llm.apply_model(negate)
+        engine.forget_local()
+        answers, cached = engine.run("late")
+        assert cached == [0, 0]
+        assert (differing(answers, expected["late"]) > 0) == changed
+        engine.forget_local()
+        again, cached = engine.run("late")
+        assert again == answers and sum(cached) > 0
+
+
+def sleep(engine: Engine, expected: Expected) -> None:
+    """Right after a request, whose stores have not ended: no copy touches the KV cache from then on."""
+    assert engine.fill("late") == expected["late"]
+    engine.generate([tokens("sleep", 100)], 1)  # its only step's stores would be submitted in the next one
+    assert engine.mover_half._marked
+    engine.llm.sleep(level=1)
+    assert not engine.mover_half._open_transfers() and not engine.mover_half._marked
+    engine.llm.wake_up()
+    answers, cached = engine.run("late")
+    assert answers == expected["late"]
+    assert cached == [0, 0]
+
+
 def salt(engine: Engine, expected: Expected) -> None:
     """Another tenant's salt is another key."""
     prompts = ROUNDS["salt"].prompts
@@ -133,6 +221,21 @@ def salt(engine: Engine, expected: Expected) -> None:
         assert answers == expected["salt"]
         cached += got
     assert cached == [0, 0, hit_tokens(engine, len(prompts[0]))]
+
+
+def adapters(engine: Engine, expected: Expected) -> None:
+    """Two LoRA adapters and none give one prompt three kinds of KV: each finds its own."""
+    prompts = ROUNDS["salt"].prompts
+    folder = Path(engine.llm.llm_engine.vllm_config.model_config.model).parent
+    answers = {}
+    for again in (False, True):
+        for name in ("adapter a", "adapter b", None):
+            engine.forget_local()
+            answer, cached = engine.generate(prompts, 8, adapter=name and folder / name)
+            assert cached == [hit_tokens(engine, len(prompts[0])) if again else 0], name
+            assert answers.setdefault(name, answer) == answer
+    assert answers[None] == expected["salt"]
+    assert len({str(answer) for answer in answers.values()}) == 3
 
 
 def aborts(engine: Engine, expected: Expected) -> None:
@@ -189,14 +292,26 @@ def crowd_aborts(engine: Engine, expected: Expected) -> None:
 
 def zeroed(engine: Engine, expected: Expected) -> None:
     """Negative control: if the bytes were not looked at, this would pass too. Nothing runs after it that needs hits."""
-    assert engine.fill("zeroed") == expected["zeroed"]
-    mover = engine.mover_half.mover
-    for slot in range(engine.ledger_half.ledger.stats()["capacity_slots"]):
-        view = mover.slot_view(0, slot)
+    _zero(engine, expected, [group.index for group in engine.ledger_half.groups])
+
+
+def zeroed_windows(engine: Engine, expected: Expected) -> None:
+    """The same for what sliding windows keep alone."""
+    _zero(engine, expected, [group.index for group in engine.ledger_half.groups if group.window_tokens is not None])
+
+
+def _zero(engine: Engine, expected: Expected, groups: list[int]) -> None:
+    with jobs_of(engine) as jobs:
+        assert engine.fill("zeroed") == expected["zeroed"]
+    zeroed = {(job.group, slot) for job in jobs if job.group in groups for slot in job.slots}
+    assert zeroed
+    for group, slot in zeroed:
+        view = engine.mover_half.mover.slot_view(group, slot)
         view[:] = bytes(len(view))
     answers, cached = engine.run("zeroed")
     assert sum(cached) > 0
     assert differing(answers, expected["zeroed"]) > 0
+    engine.drain()
     assert engine.llm.reset_prefix_cache(reset_connector=True)
 
 
@@ -286,25 +401,16 @@ def mla(engine: Engine, expected: Expected) -> None:
     the same prompt is answered differently alone and in a batch, connector or not.
     """
     layers = engine.core.model_executor.driver_worker.worker.model_runner.kv_caches
-    jobs = []
-    submit = engine.mover_half.mover.submit
-
-    def submit_seen(job: Any, **options: Any) -> Any:
-        jobs.append(job)
-        return submit(job, **options)
 
     def content(block: int) -> list[bytes]:
         return [layer[block].contiguous().view(torch.uint8).numpy().tobytes() for layer in layers]
 
-    engine.mover_half.mover.submit = submit_seen
-    try:
+    with jobs_of(engine) as jobs:
         engine.generate(MLA_PROMPTS, 4)
         engine.drain()
         stored = {s: content(b) for job in jobs for s, b in zip(job.slots, job.blocks, strict=True)}
         jobs.clear()
         _, cached = engine.generate(MLA_PROMPTS, 4)
-    finally:
-        engine.mover_half.mover.submit = submit
     assert cached == [len(prompt) - 1 for prompt in MLA_PROMPTS]
     loaded = [(s, b) for job in jobs for s, b in zip(job.slots, job.blocks, strict=True) if job.kind == "load"]
     assert len(loaded) == len(stored) == sum(cached) // 16

@@ -10,6 +10,7 @@ from typing import Any
 from prompts import BLOCK, ROUNDS
 from vllm import LLM, SamplingParams
 from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.lora.request import LoRARequest
 
 from kvoffload import _C
 
@@ -91,14 +92,15 @@ class Engine:
         return self.mover_half.counters if self.scheduler.vllm_config.parallel_config.world_size == 1 else {}
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], answer: int, salt: str | None = None
+        self, prompts: Sequence[Sequence[int]], answer: int, salt: str | None = None, adapter: Path | None = None
     ) -> tuple[list[list[int]], list[int]]:
-        """Answers, and how many tokens of each prompt were cached."""
+        """Answers, and how many tokens of each prompt were cached. adapter: a LoRA adapter's folder."""
         sampling = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True, detokenize=False)
         asked: list[Any] = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         for prompt in asked if salt is not None else ():
             prompt["cache_salt"] = salt
-        outputs = self.llm.generate(asked, sampling, use_tqdm=False)
+        lora = adapter and LoRARequest(adapter.name, 1 + sum(adapter.name.encode()), str(adapter))
+        outputs = self.llm.generate(asked, sampling, use_tqdm=False, lora_request=lora)
         return [list(o.outputs[0].token_ids) for o in outputs], [o.num_cached_tokens for o in outputs]
 
     def run(self, name: str) -> tuple[list[list[int]], list[int]]:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB, MLP = 256, 4, 4, 2, 64, 1024, 512
+WINDOW = 128
 
 COMMON = {
     "hidden_size": HIDDEN,
@@ -31,14 +32,15 @@ COMMON = {
 }
 
 
-def write_llama(folder: Path) -> Path:
-    """A Llama checkpoint of 4 layers; 4 KiB of KV a token."""
+def write_llama(folder: Path, **changes: Any) -> Path:
+    """A Llama checkpoint of 4 layers; 4 KiB of KV a token. changes: of its config."""
     config = {
         **COMMON,
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
+        **changes,
     }
     shapes = {}
     for layer in range(LAYERS):
@@ -49,6 +51,18 @@ def write_llama(folder: Path) -> Path:
         shapes[name + "self_attn.o_proj.weight"] = (HIDDEN, HEADS * HEAD_DIM)
         shapes |= _mlp(name)
     return _write(folder, config, shapes)
+
+
+def write_window(folder: Path) -> Path:
+    """Sliding-window attention in every layer."""
+    changes = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": WINDOW}
+    return write_llama(folder, **changes)
+
+
+def write_mixed(folder: Path) -> Path:
+    """Sliding-window and full attention in turns: two KV groups."""
+    kinds = [("sliding_attention", "full_attention")[layer % 2] for layer in range(LAYERS)]
+    return write_llama(folder, sliding_window=WINDOW, layer_types=kinds)
 
 
 def write_deepseek(folder: Path) -> Path:
@@ -111,4 +125,28 @@ def _write(folder: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ..
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=1))
+    return folder
+
+
+def write_adapter(folder: Path, seed: int) -> Path:
+    """A LoRA adapter for the Llama checkpoint that changes what is kept as KV."""
+    rank = 8
+    random = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(LAYERS):
+        for name in ("k_proj", "v_proj"):
+            where = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors[f"{where}.lora_A.weight"] = torch.randn((rank, HIDDEN), generator=random) * 0.1
+            tensors[f"{where}.lora_B.weight"] = torch.randn((KV_HEADS * HEAD_DIM, rank), generator=random) * 0.1
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "bias": "none",
+        "target_modules": ["k_proj", "v_proj"],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder

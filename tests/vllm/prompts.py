@@ -33,6 +33,7 @@ ROUNDS: dict[str, Round] = {
     "plain": Round(tuple(tokens(f"plain {n}", n) for n in PLAIN_LENGTHS)),
     "partial": Round((tokens("partial", PARTIAL_BLOCKS * BLOCK + 5),)),
     "shared": Round(tuple(_shared + tokens(f"tail {i}", 40) for i in range(16))),
+    "alike": Round(tuple(_shared + tokens("alike", BLOCK) + tokens(f"end {i}", BLOCK - 5) for i in range(16))),
     "turn": Round((tokens("turn", 100),), answer=100),
     "failing": Round(tuple(tokens(f"failing {n}", n) for n in (90, 150, 220, 290))),
     "reset": Round(tuple(tokens(f"reset {n}", n) for n in (100, 180, 260)), answer=24),

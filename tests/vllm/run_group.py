@@ -1,6 +1,6 @@
 """One process of the suite: `run_group.py GROUP MODEL_DIR RESULT [CASE ...]`: one engine, the group's cases, JSON out.
 
-Group "expected" writes the answers without the connector instead; the others read them from beside the model.
+Group "expected MODEL" writes the answers without the connector instead; the others read them from beside the model.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Group:
     config: dict[str, Any] = field(default_factory=dict)
     model: str = "llama"
     asynchronous: bool = False
+    answers: bool = True  # compared with those of the same model without the connector
     after: str = ""
     prepare: str = ""
 
@@ -50,9 +51,16 @@ TWO_RANKS = {
 }
 COMMON = ("plain", "partial", "shared", "turn", "failed_loads", "failed_stores", "salt", "aborts", "reset")
 CROWDED = ("crowd", "crowd_failing", "crowd_aborts", "unfenced")
+WINDOWED = (
+    *("plain", "partial", "window_shared", "window_alike", "turn", "failed_loads", "failed_stores", "salt", "aborts"),
+    *("reset", "reset_while_running", "zeroed_windows", "zeroed"),
+)
+MIXED_CROWD = {**CROWD, "num_gpu_blocks_override": 52}
 
 GROUPS = {
-    "plain": Group((*COMMON, "reset_while_running", "zeroed"), {"host": "96MiB", "blocks_per_chunk": 1}),
+    "plain": Group(
+        (*COMMON, "reset_while_running", "new_weights", "sleep", "zeroed"), {"host": "96MiB", "blocks_per_chunk": 1}
+    ),
     "chunked": Group(
         (*COMMON, "reset_while_running"), {"host": "96MiB", "blocks_per_chunk": 3}, {"max_num_batched_tokens": 96}
     ),
@@ -72,20 +80,41 @@ GROUPS = {
     "disk restarted": Group(("disk_found", "reset"), hybrid("disk", write_through=True), after="disk"),
     "disk reset": Group(("disk_gone", "disk_left"), hybrid("disk"), after="disk restarted"),
     "disk removed": Group(("disk_gone",), hybrid("disk"), after="disk reset", prepare="remove_files"),
+    "disk, new weights": Group(("new_weights", "disk_left"), hybrid("disk of weights")),
+    "disk, old weights": Group(("disk_gone",), hybrid("disk of weights"), after="disk, new weights"),
     "disk asynchronous": Group(
         ("plain", "disk_hits", "disk_failures", "aborts"), hybrid("disk asynchronous"), asynchronous=True
     ),
     "two ranks, disk": Group(("plain", "disk_hits", "disk_left"), hybrid("disk of two"), TWO_RANKS),
     "two ranks, disk restarted": Group(("disk_found",), hybrid("disk of two"), TWO_RANKS, after="two ranks, disk"),
-    "mla": Group(("mla",), {"host": "96MiB", "blocks_per_chunk": 1}, {"block_size": 16}, model="deepseek"),
+    "mla": Group(
+        ("mla",), {"host": "96MiB", "blocks_per_chunk": 1}, {"block_size": 16}, model="deepseek", answers=False
+    ),
+    "adapters": Group(
+        ("adapters",),
+        {"host": "96MiB", "blocks_per_chunk": 2},
+        {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8},
+    ),
+    "window": Group(WINDOWED, {"host": "96MiB", "blocks_per_chunk": 3}, model="window"),
+    "mixed chunked": Group(
+        WINDOWED, {"host": "96MiB", "blocks_per_chunk": 1}, {"max_num_batched_tokens": 96}, model="mixed"
+    ),
+    "mixed crowded asynchronous": Group(
+        CROWDED, {"host": "96MiB", "blocks_per_chunk": 1}, MIXED_CROWD, model="mixed", asynchronous=True
+    ),
+    "mixed, disk": Group(
+        ("plain", "partial", "turn", "aborts", "disk_hits", "disk_failures"),
+        hybrid("disk of mixed"),
+        model="mixed",
+    ),
 }
 
 
-def write_expected(models: Path, result: Path) -> None:
+def write_expected(model: Path, result: Path) -> None:
     from harness import Engine
     from prompts import ROUNDS
 
-    engine = Engine(models / "llama", None)
+    engine = Engine(model, None)
     answers = {name: engine.generate(r.prompts, r.answer)[0] for name, r in ROUNDS.items()}
     result.write_text(json.dumps(answers))
 
@@ -98,7 +127,7 @@ def run_cases(name: str, models: Path, result: Path) -> None:
     group = GROUPS[name]
     if group.asynchronous:
         force_asynchronous_scheduling()
-    expected = Expected(models / "expected.json")
+    expected = Expected(models / f"expected {group.model}.json") if group.answers else None
     connector = {
         name: value.replace("{models}", str(models)) if isinstance(value, str) else value
         for name, value in group.connector.items()
@@ -124,7 +153,7 @@ def run_cases(name: str, models: Path, result: Path) -> None:
 
 if __name__ == "__main__":
     group, models, result = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    if group == "expected":
-        write_expected(models, result)
+    if group.startswith("expected "):
+        write_expected(models / group.removeprefix("expected "), result)
     else:
         run_cases(group, models, result)

@@ -33,7 +33,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -63,6 +63,7 @@ class Setting:
     write_through: bool = False
     kv_events: bool = False
     worth_loading: str = "always"  # its model takes no time, so that hardly anything would be
+    windows: tuple[int | None, ...] = (None,)  # of each KV group: tokens that a token sees, itself included; None: all
 
 
 def follow(value: int, token: int) -> int:
@@ -75,7 +76,7 @@ class Sequence:
     """A request as the worker knows it."""
 
     tokens: list[int]
-    table: list[int]
+    tables: list[list[int]]  # of each group
     values: list[int] = field(default_factory=list)
 
     def value(self, position: int) -> int:
@@ -91,7 +92,8 @@ class Worker:
     def __init__(self, config: VllmConfig, kv_cache_config: KVCacheConfig, rank: int, setting: Setting) -> None:
         self.config, self.rank, self.setting = config, rank, setting
         shape = (kv_cache_config.num_blocks, 1, BLOCK, LANES)
-        self.layers = {f"layer {i}": torch.zeros(shape, dtype=torch.int64) for i in range(LAYERS)}
+        pool = [torch.zeros(shape, dtype=torch.int64) for _ in range(LAYERS)]  # a block is of one group at a time
+        self.layers = {name: pool[i] for names in _layer_names(setting) for i, name in enumerate(names)}
         self.connector = KVOffloadConnector(config, KVConnectorRole.WORKER, kv_cache_config)
         self.sequences: dict[str, Sequence] = {}
         self.wrong: list[str] = []  # blocks read that did not hold what they must
@@ -155,13 +157,14 @@ class Worker:
             tokens = list(new.prefill_token_ids or new.prompt_token_ids)
             if known is not None and len(known.tokens) > len(tokens):  # sampled, but not yet told to the scheduler
                 tokens = known.tokens
-            self.sequences[new.req_id] = Sequence(tokens, list(new.block_ids[0]))
+            self.sequences[new.req_id] = Sequence(tokens, [list(blocks) for blocks in new.block_ids])
         running = scheduled.scheduled_cached_reqs
         for name, blocks in zip(running.req_ids, running.new_block_ids, strict=True):
             sequence = self.sequences[name]
             if name in running.resumed_req_ids:
-                sequence.table = []
-            sequence.table += blocks[0] if blocks is not None else []
+                sequence.tables = [[] for _ in sequence.tables]
+            for table, new_blocks in zip(sequence.tables, blocks or (), strict=False):
+                table += new_blocks
 
     def _forward(self, scheduled: Any) -> dict[str, list[int]]:
         starts = {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
@@ -175,15 +178,18 @@ class Worker:
         end = start + count
         sequence.value(end - 1)
         content = torch.tensor(sequence.values[:end])
-        rows = torch.tensor([sequence.table[p // BLOCK] * BLOCK + p % BLOCK for p in range(end)])
-        for index, layer in enumerate(self.layers.values()):
-            cells = layer.view(-1, LANES)
+        groups = [group for group in range(len(self.setting.windows)) for _ in range(LAYERS)]
+        rows = [torch.tensor([table[p // BLOCK] * BLOCK + p % BLOCK for p in range(end)]) for table in sequence.tables]
+        for index, (group, layer) in enumerate(zip(groups, self.layers.values(), strict=True)):
+            cells, window = layer.view(-1, LANES), self.setting.windows[group]
+            seen = slice(0 if window is None else max(0, start - window + 1), start)
+            written = rows[group][start:]
             for lane in range(LANES):
                 right = content + index * LANES + lane
-                if not torch.equal(cells[rows[:start], lane], right[:start]):
-                    position = int((cells[rows[:start], lane] != right[:start]).nonzero()[0])
-                    self.wrong.append(f"rank {self.rank}: request {name}, token {position} of {end}")
-                cells[rows[start:], lane] = right[start:]
+                if not torch.equal(cells[rows[group][seen], lane], right[seen]):
+                    position = seen.start + int((cells[rows[group][seen], lane] != right[seen]).nonzero()[0])
+                    self.wrong.append(f"rank {self.rank}: request {name}, group {group}, token {position} of {end}")
+                cells[written, lane] = right[start:]
         if end < len(sequence.tokens):
             return []
         sequence.tokens.append(sequence.values[-1] % VOCAB)
@@ -200,10 +206,11 @@ class Simulation:
         slot_bytes = -(-(LAYERS * BLOCK * LANES * 8 * setting.blocks_per_chunk + 512) // 4096) * 4096
         self.config = _config(model, setting, slot_bytes * setting.host_chunks * setting.ranks)
         VllmConfig.use_v2_model_runner = property(lambda config: setting.runner_v2)
-        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=LANES, dtype=torch.float32)
-        assert spec.page_size_bytes == BLOCK * LANES * 8
-        names = [f"layer {i}" for i in range(LAYERS)]
-        self.kv_cache_config = KVCacheConfig(setting.blocks, [], [KVCacheGroupSpec(names, spec)])
+        groups = [
+            KVCacheGroupSpec(names, _spec(window))
+            for names, window in zip(_layer_names(setting), setting.windows, strict=True)
+        ]
+        self.kv_cache_config = KVCacheConfig(setting.blocks, [], groups)
         self.workers = [Worker(self.config, self.kv_cache_config, rank, setting) for rank in range(setting.ranks)]
         kind = AsyncScheduler if setting.asynchronous else Scheduler
         self.scheduler = kind(
@@ -274,6 +281,17 @@ class Simulation:
         assert not any(stats[name] for name in ("jobs_in_flight", "given_up_jobs", "holds", "quarantined_bytes")), stats
         half.ledger.check()
         assert all(worker.connector.mover_half.idle() for worker in self.workers)
+
+
+def _layer_names(setting: Setting) -> list[list[str]]:
+    return [[f"layer {group}.{i}" for i in range(LAYERS)] for group in range(len(setting.windows))]
+
+
+def _spec(window: int | None) -> FullAttentionSpec | SlidingWindowSpec:
+    shape: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": LANES, "dtype": torch.float32}
+    spec = FullAttentionSpec(**shape) if window is None else SlidingWindowSpec(**shape, sliding_window=window)
+    assert spec.page_size_bytes == BLOCK * LANES * 8
+    return spec
 
 
 def answer_of(prompt: list[int], answer: int) -> list[int]:

@@ -44,13 +44,16 @@ def environment(**extra: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the checkpoints and the answers without a connector."""
+    """A folder with the checkpoints; the answers without a connector come to it when they are needed."""
     import models as checkpoints
 
     folder = tmp_path_factory.mktemp("models")
     checkpoints.write_llama(folder / "llama")
     checkpoints.write_deepseek(folder / "deepseek")
-    run("expected", folder, folder / "expected.json")
+    for seed, name in enumerate(("adapter a", "adapter b")):
+        checkpoints.write_adapter(folder / name, seed)
+    checkpoints.write_window(folder / "window")
+    checkpoints.write_mixed(folder / "mixed")
     return folder
 
 
@@ -69,11 +72,21 @@ def run(group: str, models: Path, result: Path) -> None:
 
 
 @functools.cache
+def expect(model: str, models: Path) -> dict[str, list[list[int]]]:
+    """The answers without the connector, by round."""
+    result = models / f"expected {model}.json"
+    run(f"expected {model}", models, result)
+    return dict(json.loads(result.read_text()))
+
+
+@functools.cache
 def outcomes(group: str, models: Path) -> dict[str, str]:
     from run_group import GROUPS
 
     if GROUPS[group].after:
         outcomes(GROUPS[group].after, models)
+    if GROUPS[group].answers:
+        expect(GROUPS[group].model, models)
     result = models / f"{group}.json"
     run(group, models, result)
     return dict(json.loads(result.read_text()))

@@ -24,11 +24,19 @@ class Scheduler:
     """Drives a LedgerHalf as vLLM's scheduler does; workers report what they are told to."""
 
     def __init__(
-        self, blocks_per_chunk: int = 1, slots: int = 64, ranks: int = 1, worth_loading: Any = "auto", **vllm: Any
+        self,
+        blocks_per_chunk: int = 1,
+        slots: int = 64,
+        ranks: int = 1,
+        worth_loading: Any = "auto",
+        decode_blocks: bool = True,
+        **vllm: Any,
     ) -> None:
         spec = SimpleNamespace(block_size=TOKENS)
         config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)])
-        options = Options(host=4096 * slots, deadline_seconds=30.0, worth_loading=worth_loading)
+        options = Options(
+            host=4096 * slots, deadline_seconds=30.0, worth_loading=worth_loading, decode_blocks=decode_blocks
+        )
         self.half = LedgerHalf(options, config, TOKENS, ranks, **vllm)
         self.ranks = ranks
         self.half.hello(
@@ -39,7 +47,12 @@ class Scheduler:
     def request(self, name: str, tokens: int, content: str | None = None) -> Any:
         hashes = [f"{content or name} {i}".ljust(32, ".").encode() for i in range(tokens // TOKENS)]
         return SimpleNamespace(
-            request_id=name, num_tokens=tokens, block_hashes=hashes, num_preemptions=0, skip_reading_prefix_cache=False
+            request_id=name,
+            num_tokens=tokens,
+            num_prompt_tokens=tokens,
+            block_hashes=hashes,
+            num_preemptions=0,
+            skip_reading_prefix_cache=False,
         )
 
     def admit(self, request: Any, blocks: list[int], external: int = 0) -> None:

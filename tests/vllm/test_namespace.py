@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,8 +47,9 @@ def vllm_config(**changes: Any) -> Any:
     return config
 
 
-def folder_with(tmp_path: Path, content: bytes) -> str:
+def folder_with(tmp_path: Path, content: bytes, written_ns: int = 0) -> str:
     (tmp_path / "model.safetensors").write_bytes(content)
+    os.utime(tmp_path / "model.safetensors", ns=(0, written_ns))
     (tmp_path / ".cache").mkdir(exist_ok=True)
     return str(tmp_path)
 
@@ -105,6 +108,47 @@ def test_weights_in_a_folder_are_known_by_their_content(tmp_path: Path) -> None:
     before = name(large)
     (tmp_path / ".cache" / "lock").write_text("7")  # hidden files are not the model's
     assert name(large) == before
+
+
+def test_no_tensor_changes_unseen(tmp_path: Path) -> None:
+    """Each is looked at where it begins: an adapter merged into a few of them is another model."""
+    sizes = {f"layer {i}": 100_000 + 4096 * i for i in range(100)}
+    offsets = [0]
+    for size in sizes.values():
+        offsets.append(offsets[-1] + size)
+    described = {name: {"data_offsets": offsets[i : i + 2]} for i, name in enumerate(sizes)}
+    header = json.dumps({"__metadata__": {"format": "pt"}, **described}).encode()
+
+    def name(header: bytes, changed: int | None = None) -> str:
+        content = bytearray(len(header).to_bytes(8, "little") + header + bytes(offsets[-1]))
+        if changed is not None:
+            content[8 + len(header) + offsets[changed]] = 1
+        return namespace_of(vllm_config(model_config__model=folder_with(tmp_path, bytes(content))))
+
+    names = {name(header), name(header.replace(b"layer 99", b"layer 98")), *(name(header, i) for i in range(100))}
+    assert len(names) == 102
+
+
+def test_weights_that_were_written_again_are_others_unless_copies_may_differ(tmp_path: Path) -> None:
+    def name(written_ns: int, ranks_here: int) -> str:
+        config = vllm_config(model_config__model=folder_with(tmp_path, bytes(1000), written_ns))
+        config.parallel_config.local_world_size, config.parallel_config.world_size = ranks_here, 2
+        (tmp_path / "README.md").write_text("written now")  # when does not matter
+        return namespace_of(config)
+
+    assert name(1, 2) == name(1, 2) != name(2, 2)
+    assert name(1, 1) == name(2, 1)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff" * 8 + b"{}", b"\2\0\0\0\0\0\0\0[]", b"\2" + bytes(7) + b"{}"])
+def test_a_damaged_file_of_weights_has_a_name_too(content: bytes, tmp_path: Path) -> None:
+    assert namespace_of(vllm_config(model_config__model=folder_with(tmp_path, content)))
+
+
+def test_weights_in_an_object_store_are_not_those_of_the_folder_beside_it(tmp_path: Path) -> None:
+    config = vllm_config(model_config__model=folder_with(tmp_path, b""))
+    config.model_config.model_weights = "s3://bucket/model"
+    assert "cannot be told" in why_not_kept(config)
 
 
 def test_what_is_kept_and_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed; `make test-vllm` installs it")
 import models as checkpoints
-from simulator import Setting, Simulation, answer_of, prompts
+from simulator import BLOCK, VOCAB, Setting, Simulation, answer_of, prompts
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer import kv_transfer_state
 
@@ -49,10 +49,11 @@ def play(
     resets: bool = False,
     failures: bool = False,
     slow: float = 0.005,
+    make_prompts: Callable[[random.Random, int], list[list[int]]] = prompts,
 ) -> None:
     """40 requests at random moments, many with a beginning in common, slow transfers now and then."""
     chance = random.Random(seed)
-    asked = {f"{seed}-{i}": (prompt, chance.randrange(1, 60)) for i, prompt in enumerate(prompts(chance, 40))}
+    asked = {f"{seed}-{i}": (prompt, chance.randrange(1, 60)) for i, prompt in enumerate(make_prompts(chance, 40))}
     waiting = list(asked.items())
     simulation.answers.clear()
     for worker in simulation.workers:
@@ -85,6 +86,7 @@ def runner_v2(request: pytest.FixtureRequest) -> bool:
     return bool(request.param == "V2")
 
 
+MIXED = {"windows": (None, 34), "blocks": 80}
 MODES = [
     pytest.param({}, id="plain"),
     pytest.param({"blocks_per_chunk": 3, "batched_tokens": 48}, id="chunks of 3, small batches"),
@@ -94,9 +96,15 @@ MODES = [
     pytest.param({"ranks": 2, "blocks_per_chunk": 2}, id="two ranks"),
     pytest.param({"ranks": 2, "asynchronous": True}, id="two ranks, asynchronous"),
 ]
+WINDOWED = [
+    pytest.param({"windows": (34,)}, id="window"),
+    pytest.param({**MIXED, "asynchronous": True, "blocks_per_chunk": 3}, id="mixed, asynchronous, chunks of 3"),
+    pytest.param({**MIXED, "windows": (34, None, 66), "blocks": 120, "batched_tokens": 48}, id="two windows"),
+    pytest.param({**MIXED, "ranks": 2, "blocks_per_chunk": 2}, id="mixed, two ranks"),
+]
 
 
-@pytest.mark.parametrize("setting", MODES)
+@pytest.mark.parametrize("setting", MODES + WINDOWED)
 def test_random_traffic(model: Path, runner_v2: bool, setting: dict[str, Any]) -> None:
     simulation = Simulation(model, Setting(runner_v2=runner_v2, **setting))
     for seed in range(4):
@@ -110,6 +118,32 @@ def test_random_traffic(model: Path, runner_v2: bool, setting: dict[str, Any]) -
         assert counters[name] > 0, name
     if simulation.setting.asynchronous:
         assert counters["early_stores"] > 0
+    simulation.close()
+
+
+def whole_prompts(chance: random.Random, count: int) -> list[list[int]]:
+    """A few prompts of whole chunks, again and again, so that most are stored whole."""
+    known = [[chance.randrange(VOCAB) for _ in range(6 * chance.randrange(1, 3) * BLOCK)] for _ in range(8)]
+    return [chance.choice(known) for _ in range(count)]
+
+
+@pytest.mark.parametrize("setting", MODES)
+def test_the_last_token_of_a_prompt_is_computed_over_its_loaded_block(
+    model: Path, runner_v2: bool, setting: dict[str, Any]
+) -> None:
+    simulation = Simulation(model, Setting(runner_v2=runner_v2, **setting))
+    assert simulation.half.whole_prompts
+    found = []
+    allocated = simulation.half.allocated
+
+    def allocated_seen(request: Any, blocks: Any, external_tokens: int) -> None:
+        found.append(external_tokens)
+        allocated(request, blocks, external_tokens)
+
+    simulation.half.allocated = allocated_seen
+    for seed in range(4):
+        play(simulation, seed, aborts=seed == 1, failures=seed == 2, resets=seed == 3, make_prompts=whole_prompts)
+    assert sum(tokens % BLOCK == BLOCK - 1 for tokens in found) >= 4
     simulation.close()
 
 

@@ -83,6 +83,7 @@ def stored_tokens(simulation: Simulation) -> int:
         pytest.param({"asynchronous": True}, id="asynchronous"),
         pytest.param({"ranks": 2, "asynchronous": True}, id="two ranks, asynchronous"),
         pytest.param({"runner_v2": True, "disk_chunks": 80}, id="V2, little disk"),
+        pytest.param({"windows": (None, 34), "blocks": 80, "blocks_per_chunk": 3}, id="mixed, chunks of 3"),
     ],
 )
 def test_random_traffic(model: Path, tmp_path: Path, setting: dict[str, Any]) -> None:
@@ -110,6 +111,16 @@ def test_a_tenth_of_all_transfers_of_the_disk_fails(model: Path, tmp_path: Path)
             play(hybrid.simulation, seed, aborts=True)
         stats = hybrid.simulation.half.ledger.stats()
         assert stats["failed_keys"] > 0 and stats["promoted_keys"] > 0, stats
+
+
+def test_a_load_that_failed_does_not_stop_the_engine(model: Path, tmp_path: Path) -> None:
+    """vLLM goes on reserving blocks for such a request, here more than half of all, so that no load fits again."""
+    prompt = [random.Random(1).randrange(VOCAB) for _ in range(400)]
+    with Hybrid(model, tmp_path, asynchronous=True, write_through=True) as hybrid:
+        assert hybrid.ask([prompt]) == 0
+        hybrid.simulation.workers[0].failures = {"load": 1.0}
+        hybrid.ask([prompt])
+        assert hybrid.counters["failed_loads"] > 0
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -158,13 +169,19 @@ def test_a_lost_manifest_and_damaged_records_are_misses(model: Path, tmp_path: P
 def test_hashes_of_one_process_are_not_kept(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "why_not_kept", lambda config: "a reason")
     lines: list[str] = []
+    warnings: list[str] = []
     monkeypatch.setattr(start.logger, "info", lambda text, *values: lines.append(text % values))
+    monkeypatch.setattr(start.logger, "warning", lambda text, *values: warnings.append(text % values))
     for _ in range(2):
         with Hybrid(model, tmp_path) as hybrid:
             assert hybrid.ask() == 0
             assert hybrid.ask() == stored_tokens(hybrid.simulation)
+    assert warnings == ["kvoffload: the disk is used for this run only: a reason"] * 2
+    monkeypatch.setattr(start, "why_not_kept", lambda config: "")
+    with Hybrid(model, tmp_path) as hybrid:  # neither run left anything that another could take for its own
+        assert hybrid.simulation.half.ledger.stats()["disk"]["ready_keys"] == 0
     found = [", 0 found, not kept across restarts: a reason, write-back," in line for line in lines if "disk" in line]
-    assert found == [True, True]
+    assert found == [True, True, False]
 
 
 def test_a_request_waits_for_a_promotion_no_longer_than_the_deadline(model: Path, tmp_path: Path) -> None:

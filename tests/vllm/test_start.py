@@ -10,7 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed; `make test-vllm` installs it with vLLM")
 pytest.importorskip("vllm", reason="vLLM is not installed; `make test-vllm` installs it")
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec  # noqa: E402
+from vllm.v1.kv_cache_interface import (  # noqa: E402
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 
 from kvoffload.disk import DiskOptions  # noqa: E402
 from kvoffload.errors import InvalidInput, Unsupported, UnsupportedLayout  # noqa: E402
@@ -38,7 +44,9 @@ def kv_cache_config(*specs: Any, layers: int = 2) -> Any:
 
 
 def vllm_config(**changes: Any) -> Any:
-    parallel = SimpleNamespace(data_parallel_size=1, prefill_context_parallel_size=1, decode_context_parallel_size=1)
+    parallel = SimpleNamespace(
+        tensor_parallel_size=1, data_parallel_size=1, prefill_context_parallel_size=1, decode_context_parallel_size=1
+    )
     config = SimpleNamespace(
         kv_transfer_config=SimpleNamespace(kv_role="kv_both", engine_id="e"),
         parallel_config=parallel,
@@ -68,6 +76,7 @@ def vllm_config(**changes: Any) -> Any:
         ({"host": "1GiB", "path": "kernels"}, "path is 'kernels'; did you mean 'kernel'"),
         ({"host": "1GiB", "ring": "1GiB"}, "ring is '1GiB'; allowed: 32 MiB to 256 MiB"),
         ({"host": "1GiB", "calibrate": "false"}, "calibrate is 'false'; allowed: true or false"),
+        ({"host": "1GiB", "decode_blocks": "no"}, "decode_blocks is 'no'; allowed: true or false"),
         ({"host": "1GiB", "disk": "/d"}, "disk_size is missing"),
         (
             {"host": "1GiB", "disk_size": "1TiB", "write_through": True},
@@ -93,6 +102,7 @@ def test_options() -> None:
     given = {"host": 2**30, "policy": "lru", "path": "staged", "ring": "64MiB", "calibrate": False}
     assert Options.parse(given) == Options(2**30, policy="lru", path="staged", ring=64 << 20, calibrate=False)
     assert Options.parse({"host": 2**30, "ring": 0}).ring == 0
+    assert not Options.parse({"host": 2**30, "decode_blocks": False}).decode_blocks
     given = {
         "host": 2**30, "disk": ["/a", "/b"], "disk_size": "1TiB", "disk_io": "threads", "disk_network": True,
         "write_through": True, "admission": "tinylfu", "disk_writes_per_day": "1TB",
@@ -112,12 +122,14 @@ def test_the_start_line_says_where_the_paths_come_from_and_what_the_ring_takes(m
         first = mover.hello()
     paths = "read from paths-0.json, calibrated 2026-11-30: store staged at every size; load dma at every size"
     hellos = [replace(first, paths=paths), replace(first, rank=1, paths=paths)]
-    half: Any = SimpleNamespace(groups=make_groups(groups, [1], tokens_per_hash=TOKENS))
+    half: Any = SimpleNamespace(groups=make_groups(groups, [1], tokens_per_hash=TOKENS), whole_prompts=True)
     start.log_start_line(hellos, half, Options(2**30), vllm_config())
     hellos[1] = replace(hellos[1], ring_bytes=0, paths="built in: the GPU said no")
+    half.whole_prompts = False
     start.log_start_line(hellos, half, Options(2**30, policy="arc"), vllm_config())
     assert "; 1365 chunks, 1365 blocks, 21845 tokens fit; " in lines[0]
     assert ["policy adaptive; no disk;" in lines[0], "policy arc; no disk;" in lines[1]] == [True, True]
+    assert ["; whole prompts leave 1 token;" in lines[0], "; whole prompts leave 1 chunk;" in lines[1]] == [True, True]
     assert lines[0].endswith(f"; ring of 64.00 MiB on each device, paths {paths}")
     assert lines[1].endswith(
         f"; ring of 0.00 MiB | 64.00 MiB on each device, paths built in: the GPU said no | {paths}"
@@ -128,16 +140,16 @@ def test_the_start_line_says_where_the_paths_come_from_and_what_the_ring_takes(m
     ("spec", "name"),
     [
         (
-            SlidingWindowSpec(
-                block_size=TOKENS, num_kv_heads=HEADS, head_size=DIM, dtype=torch.float16, sliding_window=128
+            ChunkedLocalAttentionSpec(
+                block_size=TOKENS, num_kv_heads=HEADS, head_size=DIM, dtype=torch.float16, attention_chunk_size=128
             ),
-            "SlidingWindowSpec",
+            "ChunkedLocalAttentionSpec",
         ),
         (MambaSpec(block_size=TOKENS, shapes=((4, 4),), dtypes=(torch.float16,)), "MambaSpec"),
     ],
 )
 def test_groups_not_served_are_refused_with_the_reason(spec: Any, name: str) -> None:
-    with pytest.raises(Unsupported, match=f"group 1 is of kind {name}.*full attention and MLA are"):
+    with pytest.raises(Unsupported, match=f"group 1 is of kind {name}.*recurrent state as mamba's"):
         support.check_config(vllm_config(), kv_cache_config(full_attention(), spec))
 
 
@@ -154,6 +166,19 @@ def test_groups_not_served_are_refused_with_the_reason(spec: Any, name: str) -> 
 def test_settings_not_served_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(Unsupported, match=message):
         support.check_config(vllm_config(**changes), kv_cache_config(full_attention()))
+
+
+def test_where_the_last_token_of_a_prompt_may_be_computed_over_a_loaded_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = kv_cache_config(full_attention(), full_attention())
+    assert support.takes_whole_prompts(groups)
+    groups.needs_kv_cache_zeroing = True
+    assert not support.takes_whole_prompts(groups)
+    window = SlidingWindowSpec(
+        block_size=TOKENS, num_kv_heads=HEADS, head_size=DIM, dtype=torch.float16, sliding_window=64
+    )
+    assert not support.takes_whole_prompts(kv_cache_config(full_attention(), window))
+    monkeypatch.delattr(support.Scheduler, "_update_waiting_for_remote_kv")
+    assert not support.takes_whole_prompts(kv_cache_config(full_attention()))
 
 
 def test_zeroing_is_refused_on_runner_v2_only() -> None:
