@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kvoffload.cache_disk import PROMOTED_SHARE, Prefetch, WriteBack, pump_in_background
+from kvoffload.cache_disk import KEPT_SHARE, Prefetch, WriteBack, pump_in_background
 from kvoffload.config import check_flag, check_options
 from kvoffload.disk import DiskOptions, Paths
 from kvoffload.errors import InvalidInput, KVOffloadError, MissingKey, WaitTimeout
@@ -169,8 +169,8 @@ class KVCache:
     def prefetch(self, keys: Sequence[bytes], group: int = 0) -> Prefetch:
         """Bring leading keys from disk to host memory, each verified; returns at once.
 
-        They end where a key is in no tier, host memory has no room, or half of it waits for the disk. `wait` says how
-        many are there; they stay until `release`. Without a disk it is a hold on what host memory has.
+        They end where a key is in no tier, host memory has no room, or three quarters of it wait for the disk. `wait`
+        says how many are there; they stay until `release`. Without a disk it is a hold on what host memory has.
         """
         self._settle()
         job = self._ledger.plan_promote(keys[: self._most_prefetched(keys, group)], group)
@@ -251,7 +251,8 @@ class KVCache:
     def _most_prefetched(self, keys: Sequence[bytes], group: int) -> int:
         """So many leading keys are there, or may be asked of the disk."""
         stats = self._ledger.stats()["groups"][group]
-        room = stats["capacity_slots"] // PROMOTED_SHARE - stats["filling_keys"] - stats["quarantined_slots"]
+        most = stats["capacity_slots"] - stats["capacity_slots"] // KEPT_SHARE
+        room = most - stats["filling_keys"] - stats["quarantined_slots"]
         return self._ledger.lookup(keys, group).host + max(room, 0)
 
     def _wait_for_disk(self, seconds: float) -> None:

@@ -20,8 +20,8 @@ IN_FLIGHT_SHARE, MOST_JOB_KEYS = 8, 32
 MOST_IN_FLIGHT_KEYS = 2048
 # With write-back, what is not on disk yet may fill this share of host memory before anything is written.
 UNWRITTEN_SHARE = 16
-# What is on its way from disk, and what a disk that hung still holds of it: at most this share of host memory.
-PROMOTED_SHARE = 2
+# What is on its way from disk, and what a disk that hung still holds of it, leaves this share of host memory alone.
+KEPT_SHARE = 4
 PUMP_SECONDS = 0.2
 
 
