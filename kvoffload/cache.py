@@ -253,7 +253,9 @@ class KVCache:
         stats = self._ledger.stats()["groups"][group]
         most = stats["capacity_slots"] - stats["capacity_slots"] // KEPT_SHARE
         room = most - stats["filling_keys"] - stats["quarantined_slots"]
-        return self._ledger.lookup(keys, group).host + max(room, 0)
+        states = self._ledger.states(keys, group)
+        there = next((i for i, state in enumerate(states) if state != "ready"), len(states))
+        return there + max(room, 0)
 
     def _wait_for_disk(self, seconds: float) -> None:
         if self._mover.disk is not None and self._tier.stats()["jobs"]:

@@ -101,6 +101,8 @@ def test_what_was_prefetched_stays_however_late_it_is_asked_for(tmp_path):
         for at in range(8, BLOCKS, 8):  # far more than host memory has room for
             rig.cache.prefetch(KEYS[at : at + 8]).wait(timeout_seconds=30)
         assert first.wait(timeout_seconds=30).host == 8
+        stats = rig.cache.stats()
+        assert stats["lookup_keys"] == stats["hit_keys"] == stats["disk_hit_keys"] == 0  # nobody looked anything up
         rig.cache.load(KEYS[:8], list(range(8))).before()
         assert all((rig.tensor[i] == i).all() for i in range(8))
         first.release()
