@@ -13,14 +13,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from kvoffload.cache import KVCache
+from kvoffload.cli.console import bar, errors_in_a_line
 from kvoffload.cli.options import check_files, number_of
 from kvoffload.cli.replay import LLAMA_3_1_8B, Device, Replay, Totals
 from kvoffload.config import format_size, parse_size
-from kvoffload.errors import InvalidInput, KVOffloadError
+from kvoffload.errors import InvalidInput
 from kvoffload.traces import TOKENS_PER_TRACE_BLOCK, Request, conversation, parse
 
 SETTLE_SECONDS = 10.0
@@ -84,7 +84,7 @@ def cache(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
     """Play a request trace through host memory and disk, and check every byte that comes back."""
-    try:
+    with errors_in_a_line():
         check_files(json_file, None)
         number_of(requests, 10_000_000, "requests")
         number_of(tokens_per_block, 4096, "tokens-per-block")
@@ -97,11 +97,6 @@ def cache(
             raise InvalidInput(f"trace is {str(trace)!r}, which has no request with a block")
         with _folder(directory) as folder:
             report = run(played, tokens_per_block, settle, {**options, "disk": folder})
-    except InvalidInput as error:
-        raise typer.BadParameter(str(error)) from error
-    except KVOffloadError as error:
-        typer.echo(f"kvoffload: {error}", err=True)
-        raise typer.Exit(1) from error
     show(report, Console(highlight=False))
     if json_file:
         json_file.write_text(json.dumps(report.as_dict(), indent=1) + "\n")
@@ -116,8 +111,7 @@ def run(requests: list[Request], tokens_per_block: int, settle: bool, options: d
     began = time.perf_counter()
     with KVCache(device.layout, background=False, worth_loading="always", **options) as played:
         replay = Replay(device, played, TOKENS_PER_TRACE_BLOCK)
-        columns = TextColumn("playing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        with bar("playing") as progress:
             for request in progress.track(requests):
                 replay.play(request)
                 if settle:

@@ -7,23 +7,22 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvoffload import _C
+from kvoffload.cli.console import errors_in_a_line, measuring
 from kvoffload.cli.disk_report import WAYS, DiskCell, DiskReport, Pairs, as_dict, show
 from kvoffload.cli.disk_rig import DiskRig, free_bytes
 from kvoffload.cli.fio import Fio
 from kvoffload.cli.options import check_files, number_of
 from kvoffload.config import format_size, parse_size
-from kvoffload.errors import InvalidInput, KVOffloadError, Unsupported
+from kvoffload.errors import InvalidInput, Unsupported
 from kvoffload.free_memory import available_bytes
 
 IO = ("io_uring", "threads")
@@ -58,7 +57,7 @@ def disk(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
     """Measure how fast records are written to a disk and read back, checksums included."""
-    try:
+    with errors_in_a_line():
         check_files(json_file, None)
         wanted = DiskOptions(
             directory=directory,
@@ -71,11 +70,6 @@ def disk(
             network=network,
         )
         report = run(wanted)
-    except InvalidInput as error:
-        raise typer.BadParameter(str(error)) from error
-    except KVOffloadError as error:
-        typer.echo(f"kvoffload: {error}", err=True)
-        raise typer.Exit(1) from error
     show(report, Console(highlight=False))
     if json_file:
         json_file.write_text(json.dumps(as_dict(report), indent=1) + "\n")
@@ -91,7 +85,7 @@ def run(options: DiskOptions) -> DiskReport:
     report = DiskReport(str(options.directory), machine)
     report.record_bytes = PAIRED_BYTES if PAIRED_BYTES in options.records else max(options.records)
     report.crc_gb_per_s = crc_gb_per_s()
-    with _progress(len(options.records) * len(options.io) * len(options.at_once) * 2) as tick:
+    with measuring(len(options.records) * len(options.io) * len(options.at_once) * 2) as tick:
         for record_bytes in options.records:
             for io in options.io:
                 _measure_slab(options, record_bytes, io, report, tick)
@@ -175,11 +169,3 @@ def _one_of(value: str, allowed: tuple[str, ...], option: str) -> str:
     if value not in allowed:
         raise InvalidInput(f"{option} holds {value!r}; allowed: {', '.join(allowed)}")
     return value
-
-
-@contextmanager
-def _progress(steps: int) -> Iterator[Callable[[], None]]:
-    columns = TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("measuring", total=steps)
-        yield lambda: progress.advance(task)

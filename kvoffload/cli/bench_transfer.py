@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from kvoffload.cli.console import errors_in_a_line, measuring
 from kvoffload.cli.device_memory import Target
 from kvoffload.cli.interference import PAIRS, interfere
 from kvoffload.cli.measure import measure_ceilings, measure_pool, measure_row, steps_of
@@ -51,7 +51,7 @@ def transfer(
     device: Annotated[str, typer.Option(help="cuda:N, or host: plain memory stands in for a GPU.")] = "",
 ) -> None:
     """Measure how fast KV blocks move between device and host, by path and block size."""
-    try:
+    with errors_in_a_line():
         options = Options(
             shapes=shapes_of(model, model_shape, "model") if model else shapes_of(sizes, size_shape, "sizes"),
             models=bool(model),
@@ -67,11 +67,6 @@ def transfer(
         )
         check_files(json_file, plot)
         report = run(options)
-    except InvalidInput as error:
-        raise typer.BadParameter(str(error)) from error
-    except KVOffloadError as error:
-        typer.echo(f"kvoffload: {error}", err=True)
-        raise typer.Exit(1) from error
     show(report, Console(highlight=False))
     if json_file:
         json_file.write_text(json.dumps(as_dict(report), indent=1) + "\n")
@@ -97,7 +92,7 @@ def run(options: Options) -> Report:
         own = [path for path in paths if path not in RAW_PATHS]
         steps = measured * steps_of(options.directions, paths, options.repeats)
         plan = _traffic_plan(rig, measured, own, options.directions) if traffic else []
-        with _progress(steps + len(plan) * len(NEIGHBOURS) * PAIRS) as tick:
+        with measuring(steps + len(plan) * len(NEIGHBOURS) * PAIRS) as tick:
             for index in range(measured):
                 report.cells += measure_row(rig, index, options.directions, paths, options.repeats, ceilings, tick)
             report.disturbances += _disturb(rig, plan, report, tick)
@@ -166,14 +161,6 @@ def _disturb(
             found = interfere(neighbour, partial(rig.submit, index, store, path), tick=tick)
             ceiling = report.ceilings.d2h if store else report.ceilings.h2d
             yield Disturbance(way, path, rig.rows[index].shape.page_bytes, ceiling, found)
-
-
-@contextmanager
-def _progress(steps: int) -> Iterator[Callable[[], None]]:
-    columns = TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("measuring", total=steps)
-        yield lambda: progress.advance(task)
 
 
 def _choose_target(asked: str | None) -> tuple[Target, str]:
